@@ -56,11 +56,11 @@ _steps_line = re.compile(r"^[\s>*_#\"'`•-]{0,12}(?:(no mistakes?)\b|mistake st
 _steps_any = re.compile(r"\b(?:(no mistakes?)\b|mistake steps?[*_\s]{0,4}:(.*))", re.I)
 _number = re.compile(r"\d{1,6}")
 
-# %% ../nbs/lib/forms.ipynb #1ec8cc69
+# %% ../nbs/lib/forms.ipynb #c3f16e90
 def read_mistake_steps(text: str) -> Verdict:
     "The verdict in a reply of the form `No mistakes` or `Mistake steps: 0, 3` (DISC, Figure 4)"
     found = list(_steps_line.finditer(text)) or list(_steps_any.finditer(text))
-    if not found: return Verdict(None, (), text)
+    if not found or len({bool(m[1]) for m in found}) == 2: return Verdict(None, (), text)
     last = found[-1]
     if last[1]: return Verdict(False, (), text)
     said = re.split(r"\(|;| because\b", last[2][:2000], maxsplit=1)[0]

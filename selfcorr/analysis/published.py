@@ -146,7 +146,7 @@ def _disc(numbers: Mapping[str, Published], questions=(3, 10), rounds=3) -> dict
 # %% ../../nbs/lib/analysis/published.ipynb #82d4b427
 DISC_COLUMNS = dict(init="init", final="final", improved="imp", degraded="deg", ratio="ratio", repair="repair")
 
-# %% ../../nbs/lib/analysis/published.ipynb #3b515564
+# %% ../../nbs/lib/analysis/published.ipynb #198c4034
 def verdicts(
     paper: str,                                     # short name, such as `disc`
     replicated: Mapping[str, Beside] | None = None, # our own runs' values by id
@@ -158,7 +158,8 @@ def verdicts(
     replicated, recomputed = replicated or {}, recomputed or {}
     for given in (*replicated, *recomputed):
         if given not in numbers: raise SelfcorrError(did_you_mean(f"published number of {paper}", given, list(numbers)))
-    checks = PAPER_CHECKS[paper](numbers) if paper in PAPER_CHECKS else {}
+    try: checks = PAPER_CHECKS[paper](numbers) if paper in PAPER_CHECKS else {}
+    except KeyError as missing: raise SelfcorrError(f"{paper}.csv lacks the number {missing}, which a check of this paper needs: add its row") from None
     return [decide(p, checks.get(p.id, ()), replicated.get(p.id), recomputed.get(p.id)) for p in numbers.values()]
 
 # %% ../../nbs/lib/analysis/published.ipynb #40f7d5c2

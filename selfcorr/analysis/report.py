@@ -4,7 +4,7 @@
 __all__ = ['TITLE', 'STYLE', 'build_report', 'number_text', 'interval_text', 'summary', 'to_markdown', 'to_html', 'to_json',
            'write_report']
 
-# %% ../../nbs/lib/analysis/report.ipynb #32db4a08
+# %% ../../nbs/lib/analysis/report.ipynb #f0181801
 import json
 import math
 from collections import Counter
@@ -12,7 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
-from .published import VERDICTS, Published
+from .printed import Published
+from .published import VERDICTS
 
 # %% ../../nbs/lib/analysis/report.ipynb #e1ffdb61
 def build_report(

@@ -3,14 +3,14 @@
 # %% auto #0
 __all__ = ['Example', 'trace_text', 'Reading', 'Benchmark', 'first', 'data_root', 'register', 'benchmark_names', 'get_benchmark']
 
-# %% ../../nbs/lib/benchmarks/base.ipynb #653f3326
-import os
+# %% ../../nbs/lib/benchmarks/base.ipynb #70e6c36a
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from ..calls import Problem, SelfcorrError, did_you_mean
+from ..config import get_config
 
 # %% ../../nbs/lib/benchmarks/base.ipynb #276b7418
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Reading(NamedTuple):
     answer: str | None   # the answer; None: the reply gives none
     how: str             # name of the rule that read it, or why there is no answer
 
-# %% ../../nbs/lib/benchmarks/base.ipynb #6a6f3a44
+# %% ../../nbs/lib/benchmarks/base.ipynb #2e839f1a
 class Benchmark:
     "Base of all benchmarks: override what raises `NotImplementedError`"
     name: str = ""                     # what `--benchmark` takes
@@ -68,7 +68,7 @@ class Benchmark:
         *,
         limit: int | None = None,       # at most so many examples of each task, from its beginning; None: all
         seed: int = 0,                  # for benchmarks that choose or generate
-        data: str | Path | None = None, # folder of the local mirror; None: `SELFCORR_DATA`, then cache, then upstream
+        data: str | Path | None = None, # folder of the local mirror; None: the configured one, then cache, then upstream
     ) -> list[Example]:                 # same arguments, same examples, on any machine
         "The examples"
         raise NotImplementedError
@@ -127,16 +127,14 @@ def first(
     if limit < 0: raise SelfcorrError(f"limit is {limit}; give 0 or more, or leave it out for all examples")
     return list(items[:limit])
 
-# %% ../../nbs/lib/benchmarks/base.ipynb #3ccf609e
+# %% ../../nbs/lib/benchmarks/base.ipynb #f272eb9f
 def data_root(
-    data: str | Path | None = None, # folder of the mirror; None: `SELFCORR_DATA`
+    data: str | Path | None = None, # folder of the mirror; None: the configured one
 ) -> Path | None:                   # the folder; None: no mirror was named
     "The local mirror of the benchmarks; a named folder that is missing raises `SelfcorrError`"
-    origin = "data" if data is not None else "SELFCORR_DATA"
-    named = data if data is not None else os.environ.get("SELFCORR_DATA")
-    if not named: return None
-    folder = Path(named).expanduser()
-    if not folder.is_dir(): raise SelfcorrError(f"{origin} names {folder}, which is not a folder; point it at the benchmark mirror, or leave it unset to use the cache")
+    if data is None: return get_config().data
+    folder = Path(data).expanduser()
+    if not folder.is_dir(): raise SelfcorrError(f"data names {folder}, which is not a folder; point it at the benchmark mirror, or leave it out to use the cache")
     return folder
 
 # %% ../../nbs/lib/benchmarks/base.ipynb #0d00fb1c

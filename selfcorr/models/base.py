@@ -4,10 +4,9 @@
 __all__ = ['FEATURES', 'WHO_HAS', 'BACKENDS', 'features_needed', 'Model', 'unsupported_line', 'server_label', 'is_loopback',
            'checked_url', 'need', 'package_versions', 'split_spec', 'name_and_url', 'get_model']
 
-# %% ../../nbs/lib/models/base.ipynb #635cba0e
+# %% ../../nbs/lib/models/base.ipynb #e0c9abc7
 import asyncio
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
 from ipaddress import ip_address
 from typing import Any, Mapping, Sequence
@@ -152,11 +151,12 @@ def need(
         missing = e.name or package
         raise MissingExtra(f"the {backend} backend needs the package {missing}: pip install 'selfcorr[{extra or backend}]'") from None
 
-# %% ../../nbs/lib/models/base.ipynb #d451e0b7
+# %% ../../nbs/lib/models/base.ipynb #7f3fb456
 def package_versions(
     *packages: str,         # distribution names
 ) -> dict[str, str]:        # version by name, for those that are installed
     "Versions of installed packages, for provenance"
+    from importlib.metadata import PackageNotFoundError, version # takes 20 ms to import
     out = {}
     for p in packages:
         try: out[p] = version(p)

@@ -4,8 +4,8 @@
 __all__ = ['INSTALL', 'SAMPLING', 'shipped_weights', 'find_weights', 'weights_sha256', 'default_workers', 'cause_in', 'Servers',
            'healthy', 'LocalModel', 'from_spec']
 
-# %% ../../nbs/lib/models/local.ipynb #bebeed1a
-import asyncio, json, os, subprocess, sys, tempfile, threading
+# %% ../../nbs/lib/models/local.ipynb #626e7135
+import asyncio, json, os, re, subprocess, sys, tempfile, threading
 from functools import lru_cache
 from hashlib import sha256
 from http.client import HTTPConnection, HTTPException
@@ -97,16 +97,19 @@ while os.getppid() == parent: time.sleep(2)
 os._exit(0)
 """
 
-# %% ../../nbs/lib/models/local.ipynb #0c014c3c
+# %% ../../nbs/lib/models/local.ipynb #0dc1fa61
+_stamp = re.compile(r"^[\d.]{5,20} E +(?:\w{1,60}: +)?")
+
+# %% ../../nbs/lib/models/local.ipynb #f31a9995
 def cause_in(
     log: str, # what the child wrote, any length
 ) -> str:     # one line, at most 200 characters; empty: nothing was written
     "The line of a log that says why a server did not start"
-    lines = [l.strip() for l in log[-20_000:].splitlines() if l.strip()]
-    named = [l for l in lines if "error" in l.lower() and "Traceback" not in l] or lines[-1:]
-    return one_line(named[0], limit=200) if named else ""
+    lines = [l for l in log[:20_000].splitlines() if l.strip()]
+    causes = [l for l in lines if _stamp.match(l)] or lines[-1:]
+    return one_line(_stamp.sub("", causes[0]), limit=200) if causes else ""
 
-# %% ../../nbs/lib/models/local.ipynb #2b655d41
+# %% ../../nbs/lib/models/local.ipynb #890024b9
 class Servers:
     "llama.cpp servers in one child process, each with one slot and one thread"
     def __init__(
@@ -117,7 +120,6 @@ class Servers:
         context: int = 2048,     # window of each, tokens
         patience: float = 120.0, # longest wait for them to be ready, seconds
     ):
-        if find_spec("xllamacpp") is None: raise MissingExtra(f"the local backend needs the package xllamacpp: {INSTALL}")
         given = dict(path=str(path), name=name, workers=workers, context=context, sampling=SAMPLING)
         self._log = tempfile.TemporaryFile()
         self._process = subprocess.Popen([sys.executable, "-P", "-c", _CHILD, json.dumps(given)],
@@ -129,7 +131,7 @@ class Servers:
             line = self._process.stdout.readline()
             if not line:
                 self._process.wait()
-                raise SelfcorrError(f"llama.cpp did not start with {path.name}: {self.cause() or self.fate()}")
+                raise SelfcorrError(f"llama.cpp did not start with {path.name}: {self.cause() or self.fate()}; is the file complete?")
             self.told = json.loads(line)
             self.addresses = self.told["addresses"] # `http://127.0.0.1:PORT`, one a server
             for address in self.addresses:
@@ -175,7 +177,7 @@ def healthy(
     except (OSError, HTTPException): return False
     finally: link.close()
 
-# %% ../../nbs/lib/models/local.ipynb #2bcedc0b
+# %% ../../nbs/lib/models/local.ipynb #4283912a
 class LocalModel(Model):
     "A GGUF model served by llama.cpp on this machine"
     backend, supports, price_name = "local", CHAT_FEATURES, None
@@ -190,7 +192,8 @@ class LocalModel(Model):
         retry: Retry | None = None,   # when to try again; None: three tries
     ):
         self.path = find_weights(path)
-        if find_spec("xllamacpp") is None: raise MissingExtra(f"the local backend needs the package xllamacpp: {INSTALL}")
+        for package in ("xllamacpp", "openai"):
+            if find_spec(package) is None: raise MissingExtra(f"the local backend needs the package {package}: {INSTALL}")
         self.workers = default_workers() if workers is None else workers
         if self.workers < 1: raise SelfcorrError(f"the local backend needs at least 1 worker, got {workers}")
         if context < 64: raise SelfcorrError(f"the local backend needs a context of at least 64 tokens, got {context}")

@@ -97,16 +97,15 @@ class Retry:
         return dict(attempts=self.attempts, garbled_attempts=self.garbled_attempts, base=self.base, longest=self.longest,
                     longest_asked=self.longest_asked, total=self.total)
 
-# %% ../../nbs/lib/models/retry.ipynb #180992e5
+# %% ../../nbs/lib/models/retry.ipynb #245a3329
 async def retrying(
     call: Callable[[], Awaitable],     # one try: returns a result or raises a `Fault`
     policy: Retry,                     # how often and how long
     ever_reached: Callable[[], bool] = lambda: True, # whether the server has answered anything before
 ):                                     # the first result
     "The result of `call`, tried again as `policy` says; raises the last `Fault` in the end"
-    started, failed, garbled = None, 0, 0
+    started, failed, garbled = policy.clock(), 0, 0
     while True:
-        if started is None: started = policy.clock()
         try: return await call()
         except Fault as fault:
             failed += 1

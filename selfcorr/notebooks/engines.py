@@ -203,7 +203,7 @@ def _one_line(text: Any, limit: int = 240) -> str:
     text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(text)).split())
     return text if len(text) <= limit else text[:limit - 1] + "…"
 
-# %% ../../nbs/lib/notebooks/engines.ipynb #e7985ccb
+# %% ../../nbs/lib/notebooks/engines.ipynb #551d9a8b
 def run_notebook(
     task: Task,                                         # what to execute
     tell: Callable[[int, int], None] = lambda i, n: None, # called before each cell with its position and the number of cells
@@ -221,9 +221,11 @@ def run_notebook(
             cell.metadata["tags"] = [*cell.metadata.get("tags", []), SKIP_TAG]
 
     def on_cell_start(cell, cell_index):
-        began.append(cell_index)
+        began.append(cell.get("id", ""))
         enter_cell(staging, cell.get("id", ""))
         tell(cell_index, len(nb.cells))
+
+    def failure(e): return f"cell {began[-1]} raised {e.ename}: {_one_line(e.evalue)}"
 
     def execute():
         with open(staging / LOG, "w", encoding="utf-8") as log:
@@ -235,7 +237,7 @@ def run_notebook(
 
     with _surroundings(task):
         try: execute()
-        except papermill.PapermillExecutionError as e: error = f"cell {e.cell_index + 1} raised {e.ename}: {_one_line(e.evalue)}"
+        except papermill.PapermillExecutionError as e: error = failure(e)
         except (SelfcorrError, KeyboardInterrupt): raise
         except Exception as e:
             error = f"{type(e).__name__}: {_one_line(e)}"
@@ -243,7 +245,7 @@ def run_notebook(
                 try:
                     execute()
                     error = ""
-                except papermill.PapermillExecutionError as e: error = f"cell {e.cell_index + 1} raised {e.ename}: {_one_line(e.evalue)}"
+                except papermill.PapermillExecutionError as e: error = failure(e)
                 except Exception as e: error = f"the kernel did not start, twice: {_one_line(e)}"
     _tidy(task)
     return Execution(not error, error, time.perf_counter() - started)

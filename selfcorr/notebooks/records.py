@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['RECORD', 'VALUES', 'CELL', 'recording_folder', 'enter_cell', 'read_records', 'plain', 'check_name', 'record',
-           'record_verdict', 'figure', 'table', 'attach']
+           'record_verdict', 'as_drawing', 'figure', 'as_table', 'table', 'attach']
 
 # %% ../../nbs/lib/notebooks/records.ipynb #d8c4ca1f
 import json
@@ -33,11 +33,13 @@ def enter_cell(folder: Path, cell_id: str) -> None:
 # %% ../../nbs/lib/notebooks/records.ipynb #b2363b49
 _seen: dict[tuple, dict] = {} # what this process recorded, by folder, kind and name: one folder belongs to one execution
 
-# %% ../../nbs/lib/notebooks/records.ipynb #e51cca8f
+# %% ../../nbs/lib/notebooks/records.ipynb #53bbc324
 def _append(kind: str, name: str, **fields: Any) -> None:
     "Add one line to the values file, unless `name` is there already"
     folder = recording_folder()
     if folder is None: return
+    if not (folder / VALUES).exists(): # a new execution, perhaps in a folder that had one before
+        for key in [k for k in _seen if k[0] == str(folder)]: del _seen[key]
     cell = folder / CELL
     line = dict(kind=kind, name=name, cell=cell.read_text(encoding="utf-8") if cell.exists() else None, **fields)
     first = _seen.setdefault((str(folder), kind, name), line)
@@ -106,35 +108,68 @@ def record_verdict(
             formula=r["formula"])
     return verdict
 
-# %% ../../nbs/lib/notebooks/records.ipynb #c42f3f91
+# %% ../../nbs/lib/notebooks/records.ipynb #41264dda
+def as_drawing(
+    drawn: Any,     # a `Drawing` from `analysis.plots`, a matplotlib figure, or an Axes, whose figure is meant
+    alt: str = "",  # what the figure shows, in words; a `Drawing` has its own
+):                  # a `Drawing`
+    "A figure in the form to keep: fixed ids, no dates"
+    from selfcorr.analysis.plots import Drawing
+    if isinstance(drawn, Drawing): return drawn
+    drawn = getattr(drawn, "figure", drawn)
+    if not hasattr(drawn, "savefig"): raise SelfcorrError(f"a {type(drawn).__name__} is no figure; hand over a Drawing or a matplotlib figure")
+    import io
+    import matplotlib
+    files = {}
+    with matplotlib.rc_context({"svg.hashsalt": "selfcorr"}):
+        for kind, metadata in (("svg", {"Date": None}), ("pdf", {"CreationDate": None}), ("png", {"Software": None})):
+            out = io.BytesIO()
+            drawn.savefig(out, format=kind, metadata=metadata, bbox_inches="tight")
+            files[kind] = out.getvalue()
+    return Drawing(**files, alt=alt)
+
+# %% ../../nbs/lib/notebooks/records.ipynb #e0214c1f
 def figure(
     name: str,      # file name without suffix, such as `ratio_against_repair`
-    drawing: Any,   # a matplotlib figure, or an Axes, whose figure is meant
-) -> Any:           # the figure, so that the cell shows it
+    drawn: Any,     # a `Drawing` from `analysis.plots`, a matplotlib figure or an Axes
+    alt: str = "",  # what it shows, in words, for those who cannot see it; a `Drawing` has its own
+) -> Any:           # `drawn`, so that the cell shows it
     "Hand over a figure; outside a reproduction it only returns it"
-    drawing = getattr(drawing, "figure", None) or drawing
     check_name(name, files=True)
     if folder := recording_folder():
-        from selfcorr.analysis.plots import save_figure
-        _append("figure", name)
-        save_figure(drawing, name, folder / "figures")
-    return drawing
+        from selfcorr.analysis.plots import save_drawing
+        drawing = as_drawing(drawn, alt)
+        _append("figure", name, caption=drawing.alt)
+        save_drawing(drawing, folder / "figures" / name)
+    return drawn
 
-# %% ../../nbs/lib/notebooks/records.ipynb #9c456156
+# %% ../../nbs/lib/notebooks/records.ipynb #0319fd8f
+def as_table(
+    content: Any,       # a `Table` from `analysis.tables`, or a pandas DataFrame
+    caption: str = "",  # one line above it
+):                      # a `Table`
+    "A table in the form to keep"
+    from selfcorr.analysis.tables import Table, as_text
+    if isinstance(content, Table): return content
+    if not hasattr(content, "itertuples"): raise SelfcorrError(f"a {type(content).__name__} is no table; hand over a Table or a pandas DataFrame")
+    numeric = frozenset(str(c) for c in content.columns if content[c].dtype.kind in "iuf")
+    def text(v): return as_text(v.item() if hasattr(v, "item") else v)
+    return Table([str(c) for c in content.columns], [[text(v) for v in row] for row in content.itertuples(index=False)], caption, numeric=numeric)
+
+# %% ../../nbs/lib/notebooks/records.ipynb #958544fd
 def table(
-    name: str,                      # file name without suffix, such as `table2`
-    frame: Any,                     # a pandas DataFrame
-    *,
-    caption: str = "",              # one sentence above the table
-    columns: Iterable[str] | None = None, # columns to write, in order; None: all
-) -> Any:                           # `frame`, so that the cell shows it
+    name: str,          # file name without suffix, such as `table2`
+    content: Any,       # a `Table` from `analysis.tables`, or a pandas DataFrame
+    caption: str = "",  # one line above a DataFrame; a `Table` has its own
+) -> Any:               # `content`, so that the cell shows it
     "Hand over a table; outside a reproduction it only returns it"
     check_name(name, files=True)
     if folder := recording_folder():
         from selfcorr.analysis.tables import write_table
-        _append("table", name, caption=caption)
-        write_table(frame[list(columns)] if columns is not None else frame, name, folder / "tables", caption=caption)
-    return frame
+        made = as_table(content, caption)
+        _append("table", name, caption=made.caption)
+        write_table(made, folder / "tables" / name, ("csv", "md", "tex"))
+    return content
 
 # %% ../../nbs/lib/notebooks/records.ipynb #8046bae1
 def attach(
