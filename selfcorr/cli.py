@@ -3,13 +3,12 @@
 # %% auto #0
 __all__ = ['Stopped', 'Failed', 'Parser', 'positive', 'pair', 'build_parser', 'main']
 
-# %% ../nbs/lib/cli.ipynb #5e5fd813
+# %% ../nbs/lib/cli.ipynb #14d18dfe
 import argparse
 import os
 import signal
 import sys
 from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
 from typing import Callable, Sequence
 
@@ -23,11 +22,20 @@ class Stopped(KeyboardInterrupt):
 class Failed(Exception):
     "A command that did its work and found failures; the lines were printed already"
 
-# %% ../nbs/lib/cli.ipynb #643aea21
+# %% ../nbs/lib/cli.ipynb #ec35922a
+class _Help(argparse.RawDescriptionHelpFormatter):
+    "argparse forgets the indent of commands when it measures them, and then breaks their lines"
+    def __init__(self, prog): super().__init__(prog, max_help_position=26)
+
+    def add_argument(self, action):
+        super().add_argument(action)
+        self._action_max_length = max(self._action_max_length, 14)
+
+# %% ../nbs/lib/cli.ipynb #da9b0116
 class Parser(argparse.ArgumentParser):
     "A parser whose errors are one line and whose help keeps its line breaks"
     def __init__(self, **options):
-        super().__init__(**{"formatter_class": partial(argparse.RawDescriptionHelpFormatter, max_help_position=26), "allow_abbrev": False, **options})
+        super().__init__(**{"formatter_class": _Help, "allow_abbrev": False, **options})
 
     def error(self, message):
         print(f"selfcorr: {message}; see: {self.prog} --help", file=sys.stderr)

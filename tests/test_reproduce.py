@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from selfcorr.calls import SelfcorrError
+from selfcorr.notebooks import reasons
 from selfcorr.notebooks.parameters import check_parameters, declared_parameters
 from selfcorr.reproduce import record, report_again, reproduce
 
@@ -51,6 +52,14 @@ ITEM = """
     tables = ["rows"]
     files = ["note.txt"]
     """
+
+
+@pytest.fixture(autouse=True)
+def code(monkeypatch):
+    "One state of the package's code for a whole test, whoever edits it meanwhile; the hashes can be changed"
+    hashes = dict(reasons.code_hashes())
+    monkeypatch.setattr(reasons, "code_hashes", lambda: dict(hashes))
+    return hashes
 
 
 @pytest.fixture
@@ -109,11 +118,9 @@ def test_parameters_and_force_are_reasons(root):
     assert go(root, force=True)[0].jobs[0]["reason"] == "forced"
 
 
-def test_changed_code_is_a_reason(root, monkeypatch):
-    import selfcorr.notebooks.reasons as reasons
+def test_changed_code_is_a_reason(root, code):
     go(root)
-    now = reasons.code_hashes()
-    monkeypatch.setattr(reasons, "code_hashes", lambda: {**now, "selfcorr/calls.py": "other"})
+    code["selfcorr/calls.py"] = "other"
     assert go(root)[0].jobs[0]["reason"] == "code changed: selfcorr/calls.py"
 
 

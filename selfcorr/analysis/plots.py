@@ -4,10 +4,10 @@
 __all__ = ['STYLES', 'SPARE_STYLES', 'Point', 'published_points', 'method_styles', 'Drawing', 'precision_recall_figure',
            'save_drawing']
 
-# %% ../../nbs/lib/analysis/plots.ipynb #61880c2c
+# %% ../../nbs/lib/analysis/plots.ipynb #321fc0ba
 import io
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Sequence
 
@@ -115,13 +115,13 @@ def _place_labels(axes, spots, renderer, line=1.0) -> int:
             axes.plot(*zip((x, y), axes.transData.inverted().transform(corner)), color=colour, linewidth=0.5, alpha=0.6, zorder=1, scalex=False, scaley=False)
     return crowded
 
-# %% ../../nbs/lib/analysis/plots.ipynb #86b5b099
+# %% ../../nbs/lib/analysis/plots.ipynb #c565d1f7
 @dataclass(frozen=True)
 class Drawing:
     "A finished figure: its files' bytes, its alternative text, and what could not be labelled freely"
-    svg: bytes
-    pdf: bytes
-    png: bytes          # 200 dots an inch, for a look
+    svg: bytes = field(repr=False)
+    pdf: bytes = field(repr=False)
+    png: bytes = field(repr=False)  # 200 dots an inch, for a look
     alt: str            # says in words what the figure shows
     crowded: int = 0    # labels that overlap something because no place was free
 

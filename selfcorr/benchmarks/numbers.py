@@ -35,8 +35,8 @@ def arithmetic(
     for pattern, new in _cleanings: piece = pattern.sub(new, piece)
     return piece
 
-# %% ../../nbs/lib/benchmarks/numbers.ipynb #6467bd26
-_digits = r"(?:\d{1,3}(?:,\d{2,3}){0,20},\d{3}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+# %% ../../nbs/lib/benchmarks/numbers.ipynb #f26d826a
+_digits = r"(?:\d{1,3}(?:,\d{2,3}){0,20},\d{3}(?!\d)|\d+)(?:\.\d+|,\d{1,2}(?![\d,]))?|\.\d+"
 _numeral = re.compile(rf"""(?P<n>{_digits})(?:
       (?P<e>[eE][+-]?\d{{1,3}})(?![\w.])
     | \s{{0,2}}(?:[x×*·])\s{{0,2}}10(?:\^|\*\*)[{{(]?\s?(?P<ten>[-+]?\d{{1,3}})\s?[}})]?
@@ -50,14 +50,16 @@ _vulgar = {"½": (1, 2), "¼": (1, 4), "¾": (3, 4), "⅓": (1, 3), "⅔": (2, 3
 _superscript = str.maketrans("⁻⁺⁰¹²³⁴⁵⁶⁷⁸⁹", "-+0123456789")
 _scale = re.compile(r"\s?(thousand|million|billion|trillion)\b", re.I)
 _scales = dict(thousand=10**3, million=10**6, billion=10**9, trillion=10**12)
+_decimal_comma = re.compile(r"\d+,\d{1,2}") # 2,5 hours
 _longest = 60 # digits; a longer run is no quantity
 
-# %% ../../nbs/lib/benchmarks/numbers.ipynb #99dac234
+# %% ../../nbs/lib/benchmarks/numbers.ipynb #27180ecb
 def _value(m) -> Fraction | None:
     "The value of a `_numeral` match; None where it is no sensible quantity"
     if m["alone"]: return Fraction(*_vulgar[m["alone"]])
     if len(m[0]) > 2 * _longest or len(m["n"]) > _longest: return None
-    value = Fraction(m["n"].replace(",", ""))
+    n = m["n"]
+    value = Fraction(n.replace(",", ".") if _decimal_comma.fullmatch(n) else n.replace(",", ""))
     if exponent := m["e"] or m["ten"] or m["sup"]:
         exponent = int(exponent.lstrip("eE").translate(_superscript))
         return value * Fraction(10) ** exponent if abs(exponent) <= _longest else None
@@ -199,14 +201,14 @@ _breaks = re.compile(r"[,;(]|\b(?:because|since|where|which|as|so|if|when|after|
 _short_unit = re.compile(r"""[\s%°*_"'})\]]*(?:(?:per|/|[A-Za-z$€£°²³'-]+)[\s*_]{0,3}){0,4}["'})\]*_\s]*(?:$|[.,;:!?(\n<\\|=#-]|—)""")
 _step_heading = re.compile(r"\W{0,4}(?:step|part|question|solution|problem|example|case|section|explanation|reasoning)\b", re.I)
 
-# %% ../../nbs/lib/benchmarks/numbers.ipynb #700f3f11
+# %% ../../nbs/lib/benchmarks/numbers.ipynb #f1e45d86
 def _first_sentence(text: str) -> str:
     "The first sentence of a statement, decorations and up to two line ends before it removed"
-    text = re.sub(r"^[\s*_`\"'>|]{0,20}", "", text[:600])
+    text = re.sub(r"^[\s*_`\"'>|:=]{0,20}", "", text[:600])
     end = _sentence_end.search(text)
     return text[:end.start()] if end else text[:400]
 
-# %% ../../nbs/lib/benchmarks/numbers.ipynb #dc348f93
+# %% ../../nbs/lib/benchmarks/numbers.ipynb #676bcf10
 def _stated_number(s: Statement):
     "The number that a statement gives; None: it gives none"
     raw = s.text
@@ -241,10 +243,24 @@ def _stated_number(s: Statement):
         if weak and not denied_before and not _short_unit.match(tail): return None
         return first.value
     if s.how == "boxed": return wanted[-1].value if len(wanted) == 1 or "=" in sentence else None
-    linked = [n for n in wanted if _copula.search(sentence[max(0, n.start - 12):n.start]) and not _operator.match(sentence[n.end:])]
-    named = [n for n in linked if re.search(r"(?:\b(?:is|are|was|be|equals?)|[=:])\s*$", sentence[max(0, n.start - 12):n.start])]
-    if weak: return named[-1].value if s.how == "####" and named and _short_unit.match(sentence[named[-1].end:]) else None
-    return (named or linked or wanted)[-1 if named else 0].value
+    return _told_number(sentence, wanted, weak, s.how)
+
+# %% ../../nbs/lib/benchmarks/numbers.ipynb #ab6ce9f5
+_is = re.compile(r"(?:\b(?:is|are|was|be|equals?)|[=:])\s*(?:about\s|approximately\s|exactly\s)?$", re.I)
+_which_is = re.compile(r",?\s(?:which|that|and that)\s(?:is|equals|makes|gives|comes\sto)\s", re.I)
+
+def _told_number(sentence: str, wanted: list, weak: bool, how: str):
+    "The number in a statement that begins with words, such as `that she has 36 eggs`; None: it is not plain which"
+    stop = _breaks.search(sentence)
+    end = stop.start() if stop else len(sentence)
+    clause = [n for n in wanted if n.start < end and not _operator.match(sentence[n.end:])]
+    named = [n for n in clause if _is.search(sentence[max(0, n.start - 20):n.start])]
+    if weak: return named[-1].value if how == "####" and named and _short_unit.match(sentence[named[-1].end:]) else None
+    if named: return named[-1].value
+    for m in _which_is.finditer(sentence):
+        for n in wanted:
+            if n.start <= m.end() + 2 and n.start >= m.end(): return n.value
+    return clause[0].value if len(clause) == 1 else None
 
 # %% ../../nbs/lib/benchmarks/numbers.ipynb #c117905c
 def _has_more(raw: str, sentence: str) -> bool:

@@ -15,17 +15,17 @@ from .base import Reading
 from .numbers import read_number, same_number
 from .stated import NONE_STATED, Statement, declines, plain, silence, stated_answer
 
-# %% ../../nbs/lib/benchmarks/reading.ipynb #3a32c494
+# %% ../../nbs/lib/benchmarks/reading.ipynb #b7990179
 LETTERS = tuple("ABCDEFGHIJ")
 _latex = re.compile(r"\\(?:boxed|fbox|text|mathrm|mathbf|mathit|textbf|textit|textrm|mbox|bf|rm|left|right|displaystyle|quad)(?![a-z])|\\[,;:! ()\[\]]|[${}]")
-_letter_filler = re.compile(r"""(?:[\s*_`"'>:=#~|]|\b(?:the|option|choice|letter|answer|statement|is|that|it|it's|it\ is|clearly|definitely|probably|likely|most\ likely|indeed|therefore|still|now|number|alternative|would\ be|must\ be|be)\b(?!')|\((?=\s?\())*""", re.X | re.I)
-_letter = re.compile(r"""(?:(?P<open>[(\[])[\s*_]*(?P<inside>[A-Za-z])[\s*_]*[.:,]?[\s*_]*[)\]]|(?P<bare>[A-Za-z])(?![A-Za-z0-9'’+&]|-[A-Za-z0-9]|\\|\s?[=^_<>]|\s?\()(?P<closed>\s?\))?|(?P<before>[A-Za-z])(?=\s\())""", re.X)
+_letter_filler = re.compile(r"""(?:[\s*_`"'>:=#~|]|\b(?:the|option|choice|letter|answer|statement|is|that|it|it's|it\ is|clearly|definitely|probably|likely|most\ likely|indeed|therefore|still|now|number|alternative|would\ be|must\ be|be|as|rather|instead|actually)\b(?!')|\((?=\s?\()|[(\[]X[)\]](?=\s?[(\[]))*""", re.X | re.I)
+_letter = re.compile(r"""(?:(?P<open>[(\[])[\s*_"']*(?P<inside>[A-Za-z])[\s*_"']*[.:,]?[\s*_]*[)\]]|(?P<bare>[A-Za-z])(?![A-Za-z0-9'’+&]|-[A-Za-z0-9]|\\|\s?[=^_<>]|\s?\()(?P<closed>\s?\))?|(?P<before>[A-Za-z])(?=\s\())""", re.X)
 _connector = re.compile(r"""\s*(?:$|[^\w\s]|(?:because|since|as|for|due|where|but|not|with|is|and|or|which|so|given|being|in\ (?:this|the)|based|from|by)\b|[A-Z])""", re.X)
 _second = re.compile(r"""[\s.*_"')\]]*(?:,|/|\bor\b|\band\b|&|\+)\s*(?:(?:or|and|also|possibly|maybe|option|choice|both)\s+){0,2}[*_"']{0,2}(?:[(\[]\s?([A-Za-z])\s?[)\]]|([A-Z])(?![A-Za-z0-9'’])(?=[\s*_"']*(?:$|[.,;:!?)/\n&]|or\b|and\b|both\b|are\b)))""", re.X)
 _choosing = re.compile(r"""\b(?:it\ is|it's|is|be|option|choice|choose|chose|pick|select|with|for|letter|answer|namely)\s+(?:option\s+|choice\s+|letter\s+)?[*_"']{0,2}(?:[(\[]([A-Za-z])\.?[)\]]|([A-Z])(?![A-Za-z0-9'’])(?=[\s*_"']*(?:$|[.,;:!?)\n]|because\b|since\b|as\b)))|[(\[]([A-Za-z])\.?[)\]]""", re.X)
 _not = re.compile(r"[\s*_]*(?:definitely |clearly |likely )?(?:not|neither|never|n't|anything but|other than)\b", re.I)
 
-# %% ../../nbs/lib/benchmarks/reading.ipynb #3a054c01
+# %% ../../nbs/lib/benchmarks/reading.ipynb #ef386b85
 def _letter_at(
     piece: str,              # decorations removed
     options: Sequence[str],  # upper-case letters
@@ -37,7 +37,7 @@ def _letter_at(
     if not m: return None
     letter, after = (m["inside"] or m["bare"] or m["before"]), piece[m.end():]
     ends = re.match(r"""[\s.,;!?*_"'`)\]]*(?:\n|$|<)""", after)
-    if alone and not ends: return None
+    if alone and not ends and not (m["inside"] and re.match(r"\s*(?:[-–—.,:;]|because\b|since\b|as\b)", after)): return None
     if m["inside"] is None and not m["closed"]:
         if letter.islower() and not (ends or re.search(r"\b(?:option|choice|letter)\s*$", piece[:m.start()], re.I)): return None
         if letter in "AI" and not _connector.match(after): return None
@@ -47,9 +47,12 @@ def _letter_at(
     if several:
         other = (several[1] or several[2]).upper()
         if other in options and other != letter.upper(): return NONE_STATED
+    if m["inside"] and any(other[1] in options and other[1] != letter.upper() for other in _and_another.finditer(after.split("\n", 1)[0])): return NONE_STATED
     return letter.upper()
 
-# %% ../../nbs/lib/benchmarks/reading.ipynb #c133ba87
+_and_another = re.compile(r"\b(?:and|or)\s+(?:option\s|choice\s)?[(\[]([A-Z])[)\]]")
+
+# %% ../../nbs/lib/benchmarks/reading.ipynb #888ab3ac
 def _stated_letter(s: Statement, options: Sequence[str]):
     "The option letter that a statement gives; None: it gives none"
     piece = _latex.sub(" ", s.text[:400])
@@ -58,7 +61,10 @@ def _stated_letter(s: Statement, options: Sequence[str]):
         return only[1].upper() if only and only[1].upper() in options else NONE_STATED if declines(piece) else None
     line = re.sub(r"^[\s*_`\"'>|]{0,20}", "", piece)
     if s.how in ("answer", "A:"): return _letter_at(line, options, alone=True) if not piece[:12].lstrip(" *_`").startswith("\n") else None
-    if declines(piece): return NONE_STATED
+    if declines(piece):
+        sentence = re.split(r"\n|(?<=[a-z0-9)])[.!?](?=\s|$)", line, maxsplit=1)[0]
+        named = {m[1] for m in _in_brackets.finditer(sentence)}
+        return named.pop() if len(named) == 1 and named <= set(options) and not re.match(r"[\s*_]*[Nn]one of the[^(]*choices? \(", sentence) else NONE_STATED
     if not (denied := _not.match(line)):
         letter = _letter_at(line, options)
         if letter is not None: return letter
@@ -71,17 +77,16 @@ def _stated_letter(s: Statement, options: Sequence[str]):
     named = {(m[1] or m[2] or m[3]).upper() for m in _choosing.finditer(sentence)} & set(options)
     return named.pop() if len(named) == 1 and not _unchosen.search(sentence) else None
 
-# %% ../../nbs/lib/benchmarks/reading.ipynb #949418d9
-_unchosen = re.compile(r"\b(?:not|n't|can't|isn't|incorrect|wrong|eliminat\w+|rul\w+ out|exclud\w+|reject\w*|consider\w*|ignor\w+|unlike\w*|distract\w+|either|neither|nor|if|whether|tempting|unsure|although)\b|n't\b", re.I)
+# %% ../../nbs/lib/benchmarks/reading.ipynb #a9df91aa
+_unchosen = re.compile(r"\b(?:not|n't|can't|isn't|incorrect|wrong|eliminat\w+|rul\w+ out|exclud\w+|reject\w*|consider\w*|ignor\w+|unlike\w*|distract\w+|either|neither|nor|whether|tempting|unsure|although)\b|n't\b", re.I)
 _chosen = re.compile(r"""
     \b(?:I|we)(?:'d|'ll|'m)?\s(?:(?:would|will|am|must|should|have\ to|therefore|thus|then|finally)\s){0,2}(?:choose|pick|select|answer|go(?:ing)?\s(?:with|for)|conclude|opt\sfor|choosing)\s(?:that\s)?(?:it\sis\s|the\s)?(?:with\s)?(?:option\s|choice\s|letter\s|answer\s)?
         [*_"']{0,2}(?:[(\[](?P<a>[A-Za-z])[)\]]|(?P<b>[A-Z])(?![A-Za-z0-9'’]))
-  | (?:\b(?:option|choice|answer|statement)\s{1,2})?[*_"']{0,2}(?:[(\[](?P<c>[A-Za-z])[)\]]|(?<![A-Za-z0-9'’(.-])(?P<d>[A-Z])(?![A-Za-z0-9'’]))[*_"').]{0,3}\s(?:is|must\sbe|would\sbe|seems|looks|has\sto\sbe)\s(?:(?:the|therefore|thus|clearly|definitely|also|indeed|only|most|best|single|one)\s){0,4}(?:correct|right|best|true|answer|accurate|appropriate|likely)\b
+  | (?:\b(?:option|choice|answer|statement)\s{1,2})?[*_"']{0,2}(?:[(\[](?P<c>[A-Za-z])[)\]]|(?<![A-Za-z0-9'’(.-])(?P<d>[A-Z])(?![A-Za-z0-9'’]))[*_"').]{0,3}(?:\s"[^"\n]{1,60}"|\s[\d.,/%$]{1,12})?\s(?:is|must\sbe|would\sbe|seems|looks|has\sto\sbe)\s(?:(?:the|therefore|thus|clearly|definitely|also|indeed|only|most|best|single|one)\s){0,4}(?:correct|right|best|true|answer|accurate|appropriate|likely)\b
 """, re.X)
 _concluding = re.compile(r"\b(?:so|thus|therefore|hence|conclu\w+|must be|has to be|it is|it's|that is|this is|leaves|leaving|matches|points to|corresponds to|consistent with|final)\b", re.I)
-_ending = re.compile(r"""(?:[(\[]([A-Za-z])\.?[)\]]|(?:\b(?:is|be|option|choice|so|thus|therefore|hence|to|with|leaves|letter)|[,:])\s*[*_"']{0,2}([A-Z]))[\s.!*_"')\]$}]*$""", re.I)
 
-# %% ../../nbs/lib/benchmarks/reading.ipynb #bb6af92c
+# %% ../../nbs/lib/benchmarks/reading.ipynb #21bc0e92
 def _unmarked_letter(text: str, options: Sequence[str]):
     "Letter and rule of a reply without a marker; (None, None): none is stated"
     lines = [line for line in (line.strip() for line in _latex.sub(" ", text[-4000:]).split("\n")) if line]
@@ -98,12 +103,35 @@ def _unmarked_letter(text: str, options: Sequence[str]):
         bare = line.strip("*_`\"' ")
         if letter := _letter_at(bare, options, alone=True): return (None, "several letters") if letter is NONE_STATED else (letter, "only a letter" if len(lines) == 1 else how)
         if len(lines) == 1 and (m := re.match(r"[(\[]?([A-Z])[)\].:]{1,2}[\s*_]+\S", bare)) and m[1] in options and not re.search(r"[\s(\[][A-Z][)\].:]\s", bare[m.end():]) and not _unchosen.search(bare): return m[1], "begins with the letter"
-    last = re.split(r"(?<=[.!?])\s+", lines[-1])[-1]
-    if _concluding.search(last) and not _unchosen.search(last) and (m := _ending.search(last)):
-        named = {(a or b).upper() for a, b in re.findall(r"[(\[]([A-Za-z])\.?[)\]]|(?<![A-Za-z0-9'’])([B-HJ])(?![A-Za-z0-9'’])", last)} & set(options)
-        letter = (m[1] or m[2])
-        if (m[1] or letter.isupper()) and letter.upper() in options and named <= {letter.upper()}: return letter.upper(), "conclusion"
+    for before, line in list(zip(["", *lines], lines))[:-5:-1]:
+        if all(_courtesy.search(sentence) for sentence in _sentences(line[-1000:])): continue
+        return _concluded_letter(before[-1000:] + " " + line if before.endswith(":") and len(line) < 80 else line, options)
     return None, None
+
+# %% ../../nbs/lib/benchmarks/reading.ipynb #9bf08353
+_in_brackets = re.compile(r"[(\[]([A-Z])\.?[)\]]")
+_courtesy = re.compile(r"\b(?:apologi[sz]e|apologies|sorry|thank|thanks|let me know|hope (?:this|that)|please|feel free)\b", re.I)
+_ends_with_letter = re.compile(r"""(?:[(\[]([A-Z])\.?[)\]]|(?:\b(?:is|be|option|choice|so|thus|therefore|hence|to|with|leaves|letter)|[,:])\s[*_"']{0,2}([A-Z])(?![A-Za-z0-9]))[\s.!*_"')\]]*$""", re.X)
+_says = re.compile(r"(?:\b(?:is|are|was|be|equals|option|choice|approximately|about|to|correction|answer)|[=:])[\s*_]*$", re.I)
+
+def _sentences(line: str) -> list[str]:
+    "The sentences of a line"
+    return re.split(r"(?<=[.!?])(?<!\bRs\.)(?<!\bNo\.)\s+", line)
+
+def _concluded_letter(line: str, options: Sequence[str]):
+    "Letter and rule of a concluding line, such as `Therefore, it costs Rs. 40. (C)`; (None, None): it names no option, or several"
+    sentences = [s for s in _sentences(line[-1000:]) if not _courtesy.search(s)]
+    if not sentences: return None, None
+    last = sentences[-1]
+    if len(sentences) > 1 and re.fullmatch(r"[*_]*[(\[][A-Z]\.?[)\]].{0,40}", last): last = sentences[-2] + " " + last
+    if _unchosen.search(last): return None, None
+    bracketed = [m for m in _in_brackets.finditer(last) if m[1] in options]
+    ending = _ends_with_letter.search(last)
+    named = {m[1] for m in bracketed} | ({ending[1] or ending[2]} if ending else set())
+    if len(named) != 1 or not named <= set(options): return None, None
+    concluding = _concluding.search(last) and (ending or bracketed)
+    said = any(_says.search(last[:m.start()]) for m in bracketed) or ending and re.search(r"\d\D{0,12}$", last[:ending.start()])
+    return (named.pop(), "conclusion") if concluding or said else (None, None)
 
 # %% ../../nbs/lib/benchmarks/reading.ipynb #ee4060ec
 def read_letter(

@@ -27,22 +27,23 @@ def plain(
     text = _thin_thousands.sub(",", text).translate(_folded)
     return text.replace("\u2009", " ").replace("\u202f", " ")
 
-# %% ../../nbs/lib/benchmarks/stated.ipynb #82d78d1e
+# %% ../../nbs/lib/benchmarks/stated.ipynb #c27c7a93
 _link = r"""(?:is|was|are|be|equals|becomes|remains|[:=]|->|→|⇒|-(?=\s)|
     (?:w(?:ould|ill)|should|must|may|might|c(?:ould|an)|has\s+to|have\s+to|seems\s+to|appears\s+to|turns\s+out\s+to|ought\s+to)\s+(?:\w+\s+)?(?:be|equal)|
     (?:comes|works|adds)\s+(?:out\s+)?to)"""
 _tie = re.compile(r"""
     (?:\s{1,2}(?:choice|option|letter|key|value|number))?
     (?:[*_`"'\s.)\]]{0,6}\([^()\n]{1,40}\))?
-    (?:\s{1,2}(?:to|for|of|here|then|in|therefore|thus|,)\b[^.\n:=?!]{0,80}?(?=\s(?:is|was|are|equals|would|should|must)\b|:))?
+    (?:,\s(?:after|in|based|given|then|therefore|again|with|upon)\b[^.\n:=?!]{0,80}?,(?=\s(?:is|was|would|should|must)\b))?
+    (?:\s{1,2}(?:to|for|of|that|which|among|here|then|in|therefore|thus|,)\b[^.\n:=?!]{0,80}?(?=\s(?:is|was|are|equals|would|should|must)\b|:))?
     (?:
         [*_`"'\s.)\]]{0,6}(?P<link>""" + _link + r""")(?![A-Za-z])
       | (?![A-Za-z])[*_`"'.)\]]{0,4}(?=\s{0,3}[*_`]{0,3}\s?(?:[-$(\[\d]|(?-i:[A-J])(?![A-Za-z])))
     )
 """, re.X | re.I)
 _answer_words = ("answer", "ans") # enough by themselves
-_choice_words = ("option", "choice", "letter", "result", "value", "total", "response") # only as *the correct option*, *my choice*
-_chosen_before = re.compile(r"\b(?:correct|right|best|final|my|chosen|selected) {1,3}$", re.I)
+_choice_words = ("option", "choice", "letter", "result", "value", "total", "response") # only as *the correct option*, *the final result*
+_chosen_before = dict.fromkeys(_choice_words[:3], re.compile(r"\b(?:correct|right|best|final|my|chosen|selected) {1,3}$", re.I)) | dict.fromkeys(_choice_words[3:], re.compile(r"\bfinal {1,3}$", re.I))
 
 # %% ../../nbs/lib/benchmarks/stated.ipynb #b1cad9f3
 def _lower(text: str) -> str:
@@ -101,14 +102,14 @@ def boxes(
             if opening: found.append(Statement("boxed", opening.start(), opening.end(), text[opening.end():m.start()][-_reach:]))
     return found
 
-# %% ../../nbs/lib/benchmarks/stated.ipynb #bb640b35
+# %% ../../nbs/lib/benchmarks/stated.ipynb #9475e5e9
 def _word_statement(text: str, at: int, word: str):
     "The statement that the word at `at` announces; None: it announces none, or a foreign one"
     if at and text[at - 1].isascii() and text[at - 1].isalpha(): return None
     if word == "ans" and text[at + 3:at + 4] not in tuple(".: "): return None
     before = text[max(0, at - 80):at]
     if word in _choice_words:
-        chosen = _chosen_before.search(before)
+        chosen = _chosen_before[word].search(before)
         if not chosen: return None
         before = before[:chosen.start()]
     tie = _tie.match(text, at + len(word))
@@ -194,7 +195,7 @@ def stated_answer(
     last, answer = readable[-1]
     return Stated(None if answer is NONE_STATED else answer, last.how, text[:cut])
 
-# %% ../../nbs/lib/benchmarks/stated.ipynb #ca8e7812
+# %% ../../nbs/lib/benchmarks/stated.ipynb #23c7d174
 _refusal = re.compile(r"""^\W*(?:(?:I'?m|I\ am)\s+(?:very\s+|really\s+|so\s+)?sorry[,.]?\s*(?:but\s+)?|sorry[,.]?\s*(?:but\s+)?|I\ apologi[sz]e[,.]?\s*(?:but\s+)?|unfortunately[,.]?\s*|
     as\ an\ (?:AI|artificial|assistant)[^.,\n]{0,60}[,.]?\s*)?
     (?:I|we)\s*(?:can\s?not|can't|won't|will\ not|would\ not|am\ (?:not\ able|unable)\ to|'m\ (?:not\ able|unable)\ to|must\ decline|decline|do\ not\ feel|refuse|am\ not\ (?:comfortable|allowed|permitted))\b(?!\s+(?:be\s+(?:sure|certain)|see\s+any\s+(?:mistake|error)))
@@ -205,7 +206,8 @@ _failure = re.compile(r"""^\W{0,12}(?:(?:\w+\.)*\w*(?:error|exception)\b|traceba
     |rate[\s_-]?limit|too\ many\ requests|request\ (?:failed|timed)|time(?:d\s?|-)?out|(?:connection|network|server|api|gateway)\s(?:error|reset|refused|closed|timed|unavailable|overloaded|failure)
     |internal\ server|service\ (?:temporarily\ )?unavailable|bad\ gateway|overloaded|insufficient\ (?:quota|credits?)|quota|failed\ to\ (?:get|generate|fetch|connect)|no\ response|(?:null|none|nan|n/a|undefined)\W*$)
 """, re.X | re.I)
-_undecided = re.compile(r"""\b(?:(?:can\s?not|can't|could\ not|couldn't|impossible\ to|unable\ to|not\ able\ to|no\ way\ to)\s+(?:be\s+|\w+ly\s+)?(?:determin|answer|solv|tell|say|know|decid|calculat|comput|find|help|assist|complet|provid|give|conclude)
+_undecided = re.compile(r"""\b(?:(?:can\s?not|can't|could\ not|couldn't)\s+(?:be\s+|\w+ly\s+)?(?:determin|answer|solv|decid|help|assist|found)
+    |(?:impossible|unable|not\ able|not\ possible|no\ way)\s+to\s+(?:\w+ly\s+)?(?:determin|answer|solv|tell|say|know|decid|calculat|comput|find|help|assist|complet|provid|give|conclude)
     |(?:do\ not|don't|not\ really)\s+know|no\ idea|not\ (?:enough|sufficient)\ (?:information|data)|insufficient\ (?:information|data)|(?:no|none\ of\ the)\ (?:final\ |clear\ |single\ |correct\ )?answers?\b
     |not\ (?:sure|certain)|unsure|uncertain|undetermined|indeterminate|unknown|need\ more\ information)""", re.X | re.I)
 _declines = re.compile(r"""^[\s*_`"'(:\[-]{0,8}(?:none|unknown|n/?a|not\ (?:known|given|sure|stated|available|enough)|undetermined|indeterminate|unclear|unsure|uncertain|undefined|null|impossible|no\ (?:answer|solution)
