@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['ROLES', 'READINGS', 'OUTCOME_COLUMNS', 'Experiment', 'sampling_for', 'cast', 'read_answer', 'outcome', 'write_json',
-           'package_versions', 'Run', 'experiment_id', 'open_run', 'execute', 'keep_run', 'find_runs']
+           'package_versions', 'Run', 'experiment_id', 'open_run', 'execute', 'keep_run', 'find_runs', 'run_experiment']
 
 # %% ../nbs/lib/runs.ipynb #6efe5ca5
 import os
@@ -381,3 +381,29 @@ def find_runs(
         try: found.append(Run(path.parent))
         except SelfcorrError: pass
     return found
+
+# %% ../nbs/lib/runs.ipynb #182e9ef2
+def run_experiment(
+    method: str,                               # a method's name
+    benchmark: str,                            # a benchmark's name
+    model: str = "",                           # model spec for every role not named in `models`
+    *,
+    models: Mapping[str, str] = {},            # role → model spec
+    task: str | None = None,                   # one task; None: all
+    limit: int | None = None,                  # the first so many examples of each task
+    sampling: Mapping[str, Any] = {},          # `temperature`, `max_tokens` …; a role's name holds its own
+    pack: str = "selfcorr",                    # prompt pack
+    seed: int = 0,                             # seed of the benchmark's own choices
+    root: Path = Path("runs"),                 # where run folders are
+    to: Path | None = None,                    # this folder instead
+    in_flight: int = 16,                       # most calls at a time
+    reuse: Sequence["Run"] = (),               # runs whose replies to equal requests are taken
+    **params,                                  # method parameters, such as `k`
+) -> Run:                                      # the run, everything asked
+    "Run a method on a benchmark"
+    from selfcorr.progress import progress
+    experiment = Experiment(method, benchmark, {**({"*": model} if model else {}), **models}, task, params, sampling, pack, seed)
+    run, examples, backends = open_run(experiment, limit=limit, root=root, to=to)
+    with progress(total=len(examples), desc=run.name[:40], unit="example") as bar:
+        execute(run, examples, backends, in_flight=in_flight, reuse=reuse, on_example=lambda _: bar.update())
+    return run

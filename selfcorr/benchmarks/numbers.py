@@ -81,9 +81,9 @@ class Number(NamedTuple):
     end: int              # with its scale word or percent sign
     flaw: str | None      # why it is unlikely to be an answer: `name`, `clock`, `ordinal`, `label` or `denied`
 
-# %% ../../nbs/lib/benchmarks/numbers.ipynb #9f9a30bc
+# %% ../../nbs/lib/benchmarks/numbers.ipynb #874d5eb0
 _currency = re.compile(r"(?:US|A|C|AU|CA)?[$€£¥₹₽₩]\s?$|(?<![A-Za-z])(?:USD|EUR|GBP|INR|AUD|CAD|Rs\.?|RM|CHF)\s?$")
-_label = re.compile(r"\b(?:step|thought|part|question|problem|example|case|equation|option|figure|table|round|attempt|line|point|method|approach|section|chapter|statement|rule|no\.|answer\ to\ part)\s*[#(]?$", re.I)
+_label = re.compile(r"\b(?:step|thought|part|question|problem|example|case|equation|option|figure|table|round|attempt|line|point|method|approach|section|chapter|statement|rule|no\.|per)\s*[#(]?$", re.I)
 _denied = re.compile(r"(?:\bnot|n't|\brather\s+than|\binstead\s+of|\bnever|\bneither|\bnor|\bcannot\s+be)\s+(?:be\s+|equal\s+|just\s+|only\s+|simply\s+|the\s+|a\s+|=\s*)?$", re.I)
 _negative = re.compile(r"(?:negative|minus)\s$", re.I)
 _copula = re.compile(r"(?:\b(?:is|be|was|are|to|of|equals?|gives?|makes?|by|at|or|and|get|gets)|[=:(\[{,$×*/+<>≈|\"'-])\s*$", re.I)
@@ -192,23 +192,28 @@ def worded_value(
         else: total, part = total + (part or 1) * _scales[w], 0
     return Fraction(-(total + part) if m["minus"] else total + part)
 
-# %% ../../nbs/lib/benchmarks/numbers.ipynb #b35a4735
+# %% ../../nbs/lib/benchmarks/numbers.ipynb #f453a71a
 _filler = re.compile(r"""(?:\s|[*_"'(\[{:>|~≈=#°]|\b(?:about|approximately|approx\.?|around|roughly|exactly|simply|just|only|equal|equals|to|a\ total\ of|the\ number|number|value|therefore|thus|so|hence|still|now|indeed|option|
     [a-z]\s?=|[a-z]{2,24}\s?=))*""", re.X | re.I)
 _sentence_end = re.compile(r"\n|[.!?](?=[\s\"'*)\]}]|$)|;")
 _operator = re.compile(r"\s{0,3}(?:[-+×÷*/^]|x(?=[\s\d$(]))\s{0,3}[\d($-]")
-_breaks = re.compile(r"[,;(]|\b(?:because|since|where|which|as|so|if|when|after|for\ a)\b", re.I)
+_breaks = re.compile(r",(?!\d)|[;(]|\b(?:because|since|where|which|as|so|if|when|after|for\ a)\b", re.I)
 _short_unit = re.compile(r"""[\s%°*_"'})\]]*(?:(?:per|/|[A-Za-z$€£°²³'-]+)[\s*_]{0,3}){0,4}["'})\]*_\s]*(?:$|[.,;:!?(\n<\\|=#-]|—)""")
+_or_else = re.compile(r"\s?(?:[A-Za-z%]{1,12}\s)?or\s")
 _step_heading = re.compile(r"\W{0,4}(?:step|part|question|solution|problem|example|case|section|explanation|reasoning)\b", re.I)
 
-# %% ../../nbs/lib/benchmarks/numbers.ipynb #f1e45d86
+# %% ../../nbs/lib/benchmarks/numbers.ipynb #1098209f
 def _first_sentence(text: str) -> str:
     "The first sentence of a statement, decorations and up to two line ends before it removed"
-    text = re.sub(r"^[\s*_`\"'>|:=]{0,20}", "", text[:600])
+    text = re.sub(r"^[ *_`\"'>|:=]{0,8}- (?=[$€£]?\d)", "-", text[:600])
+    text = re.sub(r"^[\s*_`\"'>|:=]{0,20}", "", text)
+    if _spaced_thousands.match(text): text = text.replace(" ", ",", text[:12].count(" "))
     end = _sentence_end.search(text)
     return text[:end.start()] if end else text[:400]
 
-# %% ../../nbs/lib/benchmarks/numbers.ipynb #676bcf10
+_spaced_thousands = re.compile(r"\d{1,3}(?: \d{3}){1,2}(?=[.,;!]?\s?(?:$|\n))")
+
+# %% ../../nbs/lib/benchmarks/numbers.ipynb #fa395a71
 def _stated_number(s: Statement):
     "The number that a statement gives; None: it gives none"
     raw = s.text
@@ -240,6 +245,7 @@ def _stated_number(s: Statement):
             if not results or _operator.match(sentence[results[0].end:]): return None
             if weak and s.how != "####" and s.how != "boxed" and _has_more(raw, sentence): return None
             return results[0].value
+        if (other := _or_else.match(tail)) and len(wanted) > 1 and wanted[1].start <= first.end + other.end() and wanted[1].value not in (first.value, 100 * first.value): return NONE_STATED
         if weak and not denied_before and not _short_unit.match(tail): return None
         return first.value
     if s.how == "boxed": return wanted[-1].value if len(wanted) == 1 or "=" in sentence else None
@@ -273,7 +279,7 @@ _bold = re.compile(r"\*\*([^*\n]{1,80})\*\*|\\textbf\{([^{}\n]{1,80})\}")
 _in_brackets = re.compile(r"\([^()\n]{0,200}\)")
 _question_sentence = re.compile(r"[^.!?\n]{0,400}\?")
 
-# %% ../../nbs/lib/benchmarks/numbers.ipynb #38e7a2f1
+# %% ../../nbs/lib/benchmarks/numbers.ipynb #02ce11e3
 def _last_number(text: str):
     "Value and rule for the last line that has a number; (None, None): no line has one"
     end, tried = len(text), 0
@@ -286,9 +292,22 @@ def _last_number(text: str):
         if bold: return bold[-1], "bold in the last line"
         line = _question_sentence.sub("", arithmetic(line))
         for shorter in (_in_brackets.sub(" ", line), line):
-            wanted = [n for n in numbers(shorter) if not n.flaw]
-            if wanted: return wanted[-1].value, "last number"
+            found = numbers(shorter)
+            if any(not n.flaw for n in found): return _last_result(shorter, found)
     return None, None
+
+# %% ../../nbs/lib/benchmarks/numbers.ipynb #5ba344da
+_joins = re.compile(r"\s{0,3}(?:[+×÷*/-]|x)?\s{0,3}[($]{0,2}")
+
+def _last_result(line: str, found: list):
+    "The last number of a line that is not the end of an expression; (None, rule) where it is"
+    at = max(i for i, n in enumerate(found) if not n.flaw)
+    first = at
+    while first and re.search(r"[-+×÷*/x(]\s{0,3}[$(]{0,2}$|^\s{0,3}-", line[found[first - 1].end:found[first].start]) and _joins.fullmatch(line[found[first - 1].end:found[first].start]): first -= 1
+    if first == at: return found[at].value, "last number"
+    before = line[:found[first].start].rstrip()
+    if before.endswith("=") and first and line[found[first - 1].end:found[first].start].strip() == "=" and not re.search(r"[-+×÷*/]\s*$", line[:found[first - 1].start]): return found[first - 1].value, "last number"
+    return None, "an expression"
 
 # %% ../../nbs/lib/benchmarks/numbers.ipynb #4747217e
 def _alone(inside: str):
@@ -301,7 +320,7 @@ def _alone(inside: str):
     if len(found) > 1 and "=" not in piece: return None
     return last.value if (last.start == 0 or piece[:last.start].rstrip().endswith((":", "=", "is"))) and _short_unit.match(piece[last.end:]) else None
 
-# %% ../../nbs/lib/benchmarks/numbers.ipynb #0a488ee5
+# %% ../../nbs/lib/benchmarks/numbers.ipynb #0e222f08
 def _guess(text: str): return None if silence(text) else _last_number(text)[0]
 
 def read_number(
@@ -313,4 +332,4 @@ def read_number(
     if stated.how: return Reading(None if stated.answer is None else number_text(stated.answer), stated.how if stated.answer is not None else "declined")
     if reason := silence(stated.own): return Reading(None, reason)
     value, how = _last_number(stated.own)
-    return Reading(None, "no number") if value is None else Reading(number_text(value), how)
+    return Reading(None, how or "no number") if value is None else Reading(number_text(value), how)

@@ -15,14 +15,14 @@ from .base import Reading
 from .numbers import read_number, same_number
 from .stated import NONE_STATED, Statement, declines, plain, silence, stated_answer
 
-# %% ../../nbs/lib/benchmarks/reading.ipynb #b7990179
+# %% ../../nbs/lib/benchmarks/reading.ipynb #04594c73
 LETTERS = tuple("ABCDEFGHIJ")
-_latex = re.compile(r"\\(?:boxed|fbox|text|mathrm|mathbf|mathit|textbf|textit|textrm|mbox|bf|rm|left|right|displaystyle|quad)(?![a-z])|\\[,;:! ()\[\]]|[${}]")
-_letter_filler = re.compile(r"""(?:[\s*_`"'>:=#~|]|\b(?:the|option|choice|letter|answer|statement|is|that|it|it's|it\ is|clearly|definitely|probably|likely|most\ likely|indeed|therefore|still|now|number|alternative|would\ be|must\ be|be|as|rather|instead|actually)\b(?!')|\((?=\s?\()|[(\[]X[)\]](?=\s?[(\[]))*""", re.X | re.I)
-_letter = re.compile(r"""(?:(?P<open>[(\[])[\s*_"']*(?P<inside>[A-Za-z])[\s*_"']*[.:,]?[\s*_]*[)\]]|(?P<bare>[A-Za-z])(?![A-Za-z0-9'’+&]|-[A-Za-z0-9]|\\|\s?[=^_<>]|\s?\()(?P<closed>\s?\))?|(?P<before>[A-Za-z])(?=\s\())""", re.X)
+_latex = re.compile(r"\\(?:boxed|fbox|text|mathrm|mathbf|mathit|textbf|textit|textrm|mbox|bf|rm|left|right|displaystyle|quad)(?![a-z])|\\[,;:! ()\[\]]|[${}]|</?[A-Za-z]{1,8}>")
+_letter_filler = re.compile(r"""(?:[\s*_`"'>:=#~|]|\b(?:the|option|choice|letter|answer|statement|is|that|it|it's|it\ is|clearly|definitely|probably|likely|most\ likely|indeed|therefore|still|now|number|alternative|would\ be|must\ be|be|as|rather|instead|actually)\b(?!')|\((?=\s?\()|\[(?=\[)|[(\[]X[)\]](?=\s?[(\[]))*""", re.X | re.I)
+_letter = re.compile(r"""(?:(?P<open>[(\[])[\s*_"']*(?P<inside>[A-Za-z])[\s*_"']*[.:,]?[\s*_]*[)\]]|(?P<bare>[A-Za-z])(?![A-Za-z0-9’+&]|'[A-Za-z]|-[A-Za-z0-9]|\\|\s?[=^_<>]|\s?\()(?P<closed>\s?\))?|(?P<before>[A-Za-z])(?=\s\())""", re.X)
 _connector = re.compile(r"""\s*(?:$|[^\w\s]|(?:because|since|as|for|due|where|but|not|with|is|and|or|which|so|given|being|in\ (?:this|the)|based|from|by)\b|[A-Z])""", re.X)
 _second = re.compile(r"""[\s.*_"')\]]*(?:,|/|\bor\b|\band\b|&|\+)\s*(?:(?:or|and|also|possibly|maybe|option|choice|both)\s+){0,2}[*_"']{0,2}(?:[(\[]\s?([A-Za-z])\s?[)\]]|([A-Z])(?![A-Za-z0-9'’])(?=[\s*_"']*(?:$|[.,;:!?)/\n&]|or\b|and\b|both\b|are\b)))""", re.X)
-_choosing = re.compile(r"""\b(?:it\ is|it's|is|be|option|choice|choose|chose|pick|select|with|for|letter|answer|namely)\s+(?:option\s+|choice\s+|letter\s+)?[*_"']{0,2}(?:[(\[]([A-Za-z])\.?[)\]]|([A-Z])(?![A-Za-z0-9'’])(?=[\s*_"']*(?:$|[.,;:!?)\n]|because\b|since\b|as\b)))|[(\[]([A-Za-z])\.?[)\]]""", re.X)
+_choosing = re.compile(r"""(?:\b(?:it\ is|it's|is|be|option|choice|choose|chose|pick|select|with|for|letter|answer|namely)|[,:])\s+(?:option\s+|choice\s+|letter\s+)?[*_"']{0,2}(?:[(\[]([A-Za-z])\.?[)\]]|([A-Z])(?![A-Za-z0-9'’])(?=[\s*_"']*(?:$|[.,;:!?)\n]|because\b|since\b|as\b)))|[(\[]([A-Za-z])\.?[)\]]""", re.X)
 _not = re.compile(r"[\s*_]*(?:definitely |clearly |likely )?(?:not|neither|never|n't|anything but|other than)\b", re.I)
 
 # %% ../../nbs/lib/benchmarks/reading.ipynb #ef386b85
@@ -86,7 +86,7 @@ _chosen = re.compile(r"""
 """, re.X)
 _concluding = re.compile(r"\b(?:so|thus|therefore|hence|conclu\w+|must be|has to be|it is|it's|that is|this is|leaves|leaving|matches|points to|corresponds to|consistent with|final)\b", re.I)
 
-# %% ../../nbs/lib/benchmarks/reading.ipynb #21bc0e92
+# %% ../../nbs/lib/benchmarks/reading.ipynb #145b76df
 def _unmarked_letter(text: str, options: Sequence[str]):
     "Letter and rule of a reply without a marker; (None, None): none is stated"
     lines = [line for line in (line.strip() for line in _latex.sub(" ", text[-4000:]).split("\n")) if line]
@@ -96,7 +96,7 @@ def _unmarked_letter(text: str, options: Sequence[str]):
         for m in _chosen.finditer(line):
             letter = (m["a"] or m["b"] or m["c"] or m["d"]).upper()
             around = line[max(0, m.start() - 40):m.start()]
-            if letter in options and not _unchosen.search(re.split(r"[.;!?]\s", around)[-1]) and not _unchosen.search(m[0]): chosen = letter
+            if letter in options and not _unchosen.search(re.split(r"[.,;!?]\s", around)[-1]) and not _unchosen.search(m[0]): chosen = letter
     if chosen: return chosen, "choice in words"
     whole = _latex.sub(" ", text[:400]).strip()
     for line, how in ((whole if len(lines) == 1 else lines[0], "begins with the letter"), (lines[-1], "last line")):
@@ -108,10 +108,10 @@ def _unmarked_letter(text: str, options: Sequence[str]):
         return _concluded_letter(before[-1000:] + " " + line if before.endswith(":") and len(line) < 80 else line, options)
     return None, None
 
-# %% ../../nbs/lib/benchmarks/reading.ipynb #9bf08353
+# %% ../../nbs/lib/benchmarks/reading.ipynb #cc9a9ab0
 _in_brackets = re.compile(r"[(\[]([A-Z])\.?[)\]]")
 _courtesy = re.compile(r"\b(?:apologi[sz]e|apologies|sorry|thank|thanks|let me know|hope (?:this|that)|please|feel free)\b", re.I)
-_ends_with_letter = re.compile(r"""(?:[(\[]([A-Z])\.?[)\]]|(?:\b(?:is|be|option|choice|so|thus|therefore|hence|to|with|leaves|letter)|[,:])\s[*_"']{0,2}([A-Z])(?![A-Za-z0-9]))[\s.!*_"')\]]*$""", re.X)
+_ends_with_letter = re.compile(r"""(?:[(\[]([A-Z])\.?[)\]]|(?:(?i:\b(?:is|it's|be|option|choice|so|thus|therefore|hence|to|with|leaves|leaving|only|letter))|[,:])\s[*_"']{0,2}([A-Z])(?![A-Za-z0-9]))[\s.!*_"')\]]*$""", re.X)
 _says = re.compile(r"(?:\b(?:is|are|was|be|equals|option|choice|approximately|about|to|correction|answer)|[=:])[\s*_]*$", re.I)
 
 def _sentences(line: str) -> list[str]:

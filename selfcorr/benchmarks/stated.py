@@ -195,20 +195,20 @@ def stated_answer(
     last, answer = readable[-1]
     return Stated(None if answer is NONE_STATED else answer, last.how, text[:cut])
 
-# %% ../../nbs/lib/benchmarks/stated.ipynb #23c7d174
+# %% ../../nbs/lib/benchmarks/stated.ipynb #a10be801
 _refusal = re.compile(r"""^\W*(?:(?:I'?m|I\ am)\s+(?:very\s+|really\s+|so\s+)?sorry[,.]?\s*(?:but\s+)?|sorry[,.]?\s*(?:but\s+)?|I\ apologi[sz]e[,.]?\s*(?:but\s+)?|unfortunately[,.]?\s*|
     as\ an\ (?:AI|artificial|assistant)[^.,\n]{0,60}[,.]?\s*)?
     (?:I|we)\s*(?:can\s?not|can't|won't|will\ not|would\ not|am\ (?:not\ able|unable)\ to|'m\ (?:not\ able|unable)\ to|must\ decline|decline|do\ not\ feel|refuse|am\ not\ (?:comfortable|allowed|permitted))\b(?!\s+(?:be\s+(?:sure|certain)|see\s+any\s+(?:mistake|error)))
   | ^\W*(?:request\ (?:refused|declined)|content\ (?:filtered|blocked|policy)|this\ (?:request|content)\ (?:was|has\ been|violates))
 """, re.X | re.I)
-_failure = re.compile(r"""^\W{0,12}(?:(?:\w+\.)*\w*(?:error|exception)\b|traceback\b|http\s?/?\s?[\d.]*\s?[45]\d\d|status(?:\ code)?:?\s?[45]\d\d
+_failure = re.compile(r"""^\W{0,12}(?:(?:\w+\.)*\w*(?:error|exception)\b|traceback\b|https?\b[^\n]{0,12}\b[45]\d\d\b|<?!?doctype|<?html\b|status(?:\ code)?:?\s?[45]\d\d
     |[45]\d\d\s+(?:too|internal|bad|service|gateway|unauthori[sz]ed|forbidden|not\ found|client|server|error)
-    |rate[\s_-]?limit|too\ many\ requests|request\ (?:failed|timed)|time(?:d\s?|-)?out|(?:connection|network|server|api|gateway)\s(?:error|reset|refused|closed|timed|unavailable|overloaded|failure)
+    |rate[\s_-]?limit|too\ many\ requests|request\b[^\n]{0,40}\b(?:failed|timed)|time(?:d\s?|-)?out|(?:connection|network|server|api|gateway)\s(?:error|reset|refused|closed|timed|unavailable|overloaded|failure)
     |internal\ server|service\ (?:temporarily\ )?unavailable|bad\ gateway|overloaded|insufficient\ (?:quota|credits?)|quota|failed\ to\ (?:get|generate|fetch|connect)|no\ response|(?:null|none|nan|n/a|undefined)\W*$)
 """, re.X | re.I)
 _undecided = re.compile(r"""\b(?:(?:can\s?not|can't|could\ not|couldn't)\s+(?:be\s+|\w+ly\s+)?(?:determin|answer|solv|decid|help|assist|found)
     |(?:impossible|unable|not\ able|not\ possible|no\ way)\s+to\s+(?:\w+ly\s+)?(?:determin|answer|solv|tell|say|know|decid|calculat|comput|find|help|assist|complet|provid|give|conclude)
-    |(?:do\ not|don't|not\ really)\s+know|no\ idea|not\ (?:enough|sufficient)\ (?:information|data)|insufficient\ (?:information|data)|(?:no|none\ of\ the)\ (?:final\ |clear\ |single\ |correct\ )?answers?\b
+    |(?:do\ not|don't|not\ really)\s+know|no\ idea|not\ (?:\w+\ ){0,2}(?:enough|sufficient)\ (?:information|data)|insufficient\ (?:information|data)|(?:no|none\ of\ the)\ (?:final\ |clear\ |single\ |correct\ )?answers?\b
     |not\ (?:sure|certain)|unsure|uncertain|undetermined|indeterminate|unknown|need\ more\ information)""", re.X | re.I)
 _declines = re.compile(r"""^[\s*_`"'(:\[-]{0,8}(?:none|unknown|n/?a|not\ (?:known|given|sure|stated|available|enough)|undetermined|indeterminate|unclear|unsure|uncertain|undefined|null|impossible|no\ (?:answer|solution)
     |cannot|can't|could\ not|I\ (?:do\ not|don't|cannot|can't|am\ not|'m\ not)|insufficient|\?+)(?![a-z])""", re.X | re.I)
