@@ -162,7 +162,7 @@ class Reproduction:
         "Whether everything that was asked for came out"
         return not self.problems
 
-# %% ../nbs/lib/reproduce.ipynb #1e3aca99
+# %% ../nbs/lib/reproduce.ipynb #70380ff2
 def reproduce(
     papers: Sequence[str] = (),          # papers by name; none: all
     only: Sequence[str] = (),            # items by id; none: all
@@ -196,7 +196,7 @@ def reproduce(
             for s in steps:
                 if s.wanted and not s.why: show.line(f"skip    {s.job.key}: up to date")
             common = dict(on_start=lambda t: show.start(t.key, todo[t.key].why), on_cell=lambda t, i, n: show.cell(t.key, i, n), on_end=on_end)
-            if engine == "kernel": run_all(tasks, jobs or _cores(), staging, **common)
+            if engine == "kernel": run_all(tasks, jobs or _cores(), staging, on_tick=show.tick, **common)
             else: run_here(tasks, **common)
         finally: show.close()
         result.jobs = [ended.get(s.job.key) or _not_run(s, where) for s in steps]

@@ -16,7 +16,7 @@ LIMIT_S = 300  # for one notebook
 def run_notebook(name):
     "(exit code, output) of one notebook in a process of its own"
     try:
-        done = subprocess.run([sys.executable, "-c", "from nbdev.test import nbdev_test; nbdev_test()", name, "--n_workers", "0"], cwd=ROOT,
+        done = subprocess.run([sys.executable, "-c", "import sys; from nbdev.test import nbdev_test; nbdev_test(sys.argv[1], n_workers=0)", name], cwd=ROOT,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=LIMIT_S)
         return done.returncode, done.stdout
     except subprocess.TimeoutExpired: return 124, f"{name} ran longer than {LIMIT_S} s"

@@ -113,10 +113,10 @@ def _sections(report: Mapping) -> list[tuple[str, str, list[str], list[list[str]
 # %% ../../nbs/lib/analysis/report.ipynb #040f750c
 TITLE = "Reproduction report"
 
-# %% ../../nbs/lib/analysis/report.ipynb #1b7f4c15
+# %% ../../nbs/lib/analysis/report.ipynb #026bbf88
 def summary(report: Mapping) -> str:
     "The report in one sentence"
-    states = Counter(j["state"] for j in report["jobs"])
+    states = Counter("up to date" if j["state"] == "skipped" else j["state"] for j in report["jobs"])
     done = ", ".join(f"{n} {state}" for state, n in states.items()) or "no notebooks"
     total = sum(sum(c.values()) for c in report["counts"].values())
     without = sum(c["none"] for c in report["counts"].values())

@@ -84,7 +84,7 @@ class _Worker:
         try: self.process.wait(3)
         except subprocess.TimeoutExpired: self.process.kill()
 
-# %% ../../nbs/lib/notebooks/workers.ipynb #14c9cb10
+# %% ../../nbs/lib/notebooks/workers.ipynb #6d7f39ad
 def run_all(
     tasks: Sequence[Task],                        # what to execute
     jobs: int,                                    # how many at once
@@ -92,6 +92,7 @@ def run_all(
     on_start: Callable[[Task], None],             # a task begins
     on_cell: Callable[[Task, int, int], None],    # a cell begins: its position and the number of cells
     on_end: Callable[[Task, Execution], None],    # a task has ended
+    on_tick: Callable[[], None] = lambda: None,   # half a second without news
 ) -> None:
     "Execute all tasks in worker processes; when this is interrupted, the workers end too"
     waiting, inbox, workers = list(tasks), queue.Queue(), []
@@ -106,7 +107,10 @@ def run_all(
             workers.append(_Worker(inbox, logs / f"worker-{i}.log"))
             next_task(workers[-1])
         while any(w.task for w in workers):
-            worker, message = inbox.get()
+            try: worker, message = inbox.get(timeout=0.5)
+            except queue.Empty:
+                on_tick()
+                continue
             if message is None:
                 if worker not in workers: continue
                 workers.remove(worker)
@@ -134,7 +138,7 @@ def run_here(
         on_start(task)
         on_end(task, run_notebook(task, lambda i, n: on_cell(task, i, n)))
 
-# %% ../../nbs/lib/notebooks/workers.ipynb #8637d7c7
+# %% ../../nbs/lib/notebooks/workers.ipynb #ee86432a
 class LineBoard:
     "Progress as plain lines"
     def __init__(self, total: int, stream=None): self.total, self.done, self.stream = total, 0, stream or sys.stderr
@@ -145,13 +149,15 @@ class LineBoard:
 
     def cell(self, key: str, index: int, cells: int): pass
 
+    def tick(self): pass
+
     def end(self, key: str, text: str):
         self.done += 1
         self.line(f"{text} [{self.done}/{self.total}]")
 
     def close(self): pass
 
-# %% ../../nbs/lib/notebooks/workers.ipynb #d87af4bb
+# %% ../../nbs/lib/notebooks/workers.ipynb #8b010cd2
 class BarBoard(LineBoard):
     "Progress as one bar for the whole and a row for each notebook at work"
     def __init__(self, total: int, stream=None):
@@ -165,16 +171,20 @@ class BarBoard(LineBoard):
     def line(self, text: str): self.tqdm.write(text, file=self.stream)
 
     def start(self, key: str, why: str):
+        super().start(key, why)
         taken = {row.pos for row in self.rows.values()}
         position = next(p for p in range(1, self.total + 2) if -p not in taken and p not in taken)
         self.rows[key] = self.tqdm(desc=f"  {key}", total=1, position=position, file=self.stream, dynamic_ncols=True, leave=False,
-                                   bar_format="{desc} {bar} cell {n_fmt}/{total_fmt} {elapsed} {postfix}")
-        self.rows[key].set_postfix_str(why)
+                                   bar_format="{desc} {bar} cell {n_fmt}/{total_fmt} {elapsed}")
+        self.rows[key].refresh()
 
     def cell(self, key: str, index: int, cells: int):
         row = self.rows[key]
         row.total, row.n = cells, index + 1
         row.refresh()
+
+    def tick(self):
+        for bar in (self.whole, *self.rows.values()): bar.refresh()
 
     def end(self, key: str, text: str):
         if key in self.rows: self.rows.pop(key).close()
