@@ -260,7 +260,7 @@ def experiment_id(
             {r: [p.model, p.params] for r, p in parts.items()}, pack_hash]
     return sha256(orjson.dumps(what, option=orjson.OPT_SORT_KEYS)).hexdigest()[:8]
 
-# %% ../nbs/lib/runs.ipynb #02766583
+# %% ../nbs/lib/runs.ipynb #caa4b982
 def open_run(
     experiment: Experiment,            # what is to be run
     *,
@@ -279,7 +279,7 @@ def open_run(
     prompts = pack.prompts(spec.pack_method, benchmark.family)
     parts, backends = cast(experiment, spec, examples, models)
     identity = experiment_id(experiment, parts, params, pack.hash)
-    label = "+".join(dict.fromkeys(p.model.split("/", 1)[-1].split("(")[0] for p in parts.values())) or "no-model"
+    label = "+".join(dict.fromkeys(p.model.split("(")[0] for p in parts.values())) or "no-model"
     safe = "".join(c if c.isalnum() or c in "-_.+" else "-" for c in f"{experiment.method}-{experiment.benchmark}" + (f"-{experiment.task}" if experiment.task else "") + f"-{label}")
     folder = Path(to) if to else Path(root)/f"{safe[:90]}-{identity}"
     if (folder/"run.json").is_file():
