@@ -3,13 +3,13 @@
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/lib/package.ipynb #988c29fd
+# %% ../nbs/lib/package.ipynb #7952f920
 _where = dict(
     Problem="calls", Ask="calls", Reply="calls", SelfcorrError="calls",
     Trajectory="methods.base", Round="methods.base", register_method="methods.base", get_method="methods.base", method_names="methods.base",
     Benchmark="benchmarks.base", Example="benchmarks.base", get_benchmark="benchmarks.base", benchmark_names="benchmarks.base", register="benchmarks.base",
     get_model="models.base", Model="models.base", get_pack="prompts",
-    Experiment="runs", Run="runs", run_experiment="runs", find_runs="runs", keep_run="runs",
+    Experiment="experiments", Run="runs", run_experiment="runs", find_runs="runs", keep_run="runs",
     transitions="analysis.transitions", Transitions="analysis.transitions")
 
 # %% ../nbs/lib/package.ipynb #24ae7ae7

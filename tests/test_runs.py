@@ -12,7 +12,8 @@ import pytest
 
 from selfcorr.calls import SelfcorrError
 from selfcorr.engine import ChangedRequest, MissingOutputs
-from selfcorr.runs import OUTCOME_COLUMNS, Run, find_runs, keep_run, run_experiment
+from selfcorr.outcomes import OUTCOME_COLUMNS
+from selfcorr.runs import Run, find_runs, keep_run, run_experiment
 from selfcorr.store import DamagedStore, Store
 
 RUN = """

@@ -180,7 +180,7 @@ def score_span(
     precision, recall = shared / len(p.split()), shared / len(g.split())
     return SpanScore(0, 2 * precision * recall / (precision + recall), precision, recall)
 
-# %% ../../nbs/lib/benchmarks/reading.ipynb #7df7a213
+# %% ../../nbs/lib/benchmarks/reading.ipynb #7cadc4fc
 _span_marker = re.compile(r"""^[ *_`"#>]{0,6}(?:so,?\s|therefore,?\s|thus,?\s|hence,?\s)?(?:the\s|my\s)?(?:(?:final|correct|short)\s){0,2}answer[*_`"]{0,3}\s?(?::|\bis\b:?)[ *_`"]{0,4}""", re.I | re.M)
 
 def read_span(
@@ -195,13 +195,10 @@ def read_span(
         bracketed = re.fullmatch(r"\((.*?)\.?\)\.?\s*", span)
         span = (bracketed[1] if bracketed else span).strip(" *_`\"")
         if span: return Reading(None, "declined") if declines(span) and span.lower().rstrip(".") != "none" else Reading(span, "answer line")
-    if reason := silence(stated.own): 
-        if reason not in ("cut off",): return Reading(None, reason)
+    if (reason := silence(stated.own)) and reason != "cut off": return Reading(None, reason)
     return Reading(stated.own.strip(), "whole reply")
 
-# %% ../../nbs/lib/benchmarks/reading.ipynb #5fd18048
-_around = re.compile(r"""^(?:[\s:*_`"'$]|\\\[|\\\(|\\boxed\{|\\text\{)*""")
-
+# %% ../../nbs/lib/benchmarks/reading.ipynb #3d5ff9a8
 def _line_of(s: Statement) -> str:
     "The line that a statement fills, without decorations around it"
     line = s.text.lstrip(" \n*_`\":").split("\n", 1)[0].strip()

@@ -119,25 +119,25 @@ def _word_statement(text: str, at: int, word: str):
     how = "answer" if tie["link"] is None else "answer:" if not tie["link"][0].isalpha() else "the answer is"
     return Statement(how, at, tie.end(), text[tie.end():tie.end() + _reach])
 
-# %% ../../nbs/lib/benchmarks/stated.ipynb #b966b46f
+# %% ../../nbs/lib/benchmarks/stated.ipynb #d989d02d
 def statements(
     text: str,            # from `plain`
-) -> list[Statement]:     # in reading order, foreign ones left out
+) -> list[Statement]:     # in reading order, foreign ones left out; of very many, those near both ends
     "All places where the reply states an answer of its own"
-    lower, half = _lower(text), _most_markers // 2
+    lower = _lower(text)
     found = boxes(text) if "\\boxed" in text or "\\fbox" in text else []
-    places = sorted({at: word for at, word in _places(lower, "ans", *_choice_words)}.items())
-    for at, word in places if len(places) <= 10 * _most_markers else places[:5 * _most_markers] + places[-5 * _most_markers:]:
+    for at, word in _both_ends(sorted(_places(lower, "ans", *_choice_words)), 10):
         if word == "ans" and lower.startswith("answer", at): word = "answer"
         if statement := _word_statement(text, at, word): found.append(statement)
-    if "###" in text:
-        for m in _hashes.finditer(text): found.append(Statement("####", m.start(), m.end(), text[m.end():m.end() + _reach]))
-    if "answer>" in lower:
-        for m in _tag.finditer(text): found.append(Statement("answer tag", m.start(), m.end(), text[m.end():m.end() + _reach].split("</", 1)[0]))
-    if "A:" in text:
-        for m in _a_line.finditer(text): found.append(Statement("A:", m.start(), m.end(), text[m.end():m.end() + _reach]))
-    found.sort(key=lambda s: s.end)
-    return found if len(found) <= _most_markers else found[:half] + found[-half:]
+    for how, sign, pattern in (("####", "###", _hashes), ("answer tag", "answer>", _tag), ("A:", "a:", _a_line)):
+        if sign not in lower: continue
+        for m in _both_ends(list(pattern.finditer(text))): found.append(Statement(how, m.start(), m.end(), text[m.end():m.end() + _reach]))
+    return _both_ends(sorted((s._replace(text=s.text.split("</", 1)[0]) if s.how == "answer tag" else s for s in found), key=lambda s: s.end))
+
+def _both_ends(items: list, times: int = 1) -> list:
+    "`items`, or the first and last of them where there are more than `_most_markers * times`"
+    half = _most_markers * times // 2
+    return items if len(items) <= 2 * half else items[:half] + items[-half:]
 
 _hashes = re.compile(r"#{3,}")
 _tag = re.compile(r"<(?:final_?)?answer>", re.I)
@@ -169,7 +169,7 @@ class Stated(NamedTuple):
     how: str | None      # its marker; None: no marker could be read
     own: str             # the reply up to where it runs on into a new question
 
-# %% ../../nbs/lib/benchmarks/stated.ipynb #efa26b9d
+# %% ../../nbs/lib/benchmarks/stated.ipynb #e7af4381
 NONE_STATED = object() # what a reader gives for a statement that declines to answer, such as `Answer: unknown`
 
 def stated_answer(
@@ -180,9 +180,12 @@ def stated_answer(
     "The answer that a reply states: the last one stands, unless the reply has run on"
     readable = [(s, answer) for s in statements(text) if (answer := read(s)) is not None]
     cut, lower = len(text), _lower(text)
+    first_end, guesses = min((s.end for s, _ in readable), default=len(text)), 3
     for m in _new_question.finditer(text) if any(hint in lower for hint in _hints) else ():
-        before = text[:m.start()]
-        if any(s.end < m.start() for s, _ in readable) or (before.strip() and guess and guess(before)):
+        guessed = False
+        if guess and guesses and first_end >= m.start() and (before := text[:m.start()]).strip():
+            guessed, guesses = guess(before) is not None, guesses - 1
+        if guessed or first_end < m.start():
             cut = m.start()
             break
     readable = [(s, answer) for s, answer in readable if s.start < cut]
