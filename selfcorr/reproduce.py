@@ -253,7 +253,7 @@ def _line(job: Mapping, seconds: float) -> str:
     made = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in job["made"].items() if n)
     return f"ok      {job['job']}: {seconds:.1f} s, {made or 'nothing recorded'}"
 
-# %% ../nbs/lib/reproduce.ipynb #db518f69
+# %% ../nbs/lib/reproduce.ipynb #7c750e13
 def report_on(
     jobs: Sequence[Mapping],  # as in `Reproduction.jobs`
     root: Path,               # the repository
@@ -268,7 +268,7 @@ def report_on(
         for r in read_records(where.output / "values" / f"{job['job']}.jsonl"):
             folder = {"figure": f"figures/{job['paper']}/", "table": f"tables/{job['paper']}/", "file": f"files/{job['paper']}/"}.get(r["kind"])
             paths = [p for p in state["outputs"] if folder and p.startswith(folder) and (p == folder + r["name"] or p.startswith(folder + r["name"] + "."))]
-            records.append({**r, "paper": job["paper"], "notebook": job["notebook"], "paths": [_near(_at(where, p), root) for p in paths]})
+            records.append({**r, "paper": job["paper"], "notebook": job["notebook"], "paths": [os.path.relpath(_at(where, p), where.output) for p in paths]})
     shown = ("paper", "job", "notebook", "items", "state", "reason", "parameters", "broken", "error", "executed")
     papers = dict.fromkeys([*(p.stem for p in sorted((root / "data" / "published").glob("*.csv"))), *(j["paper"] for j in jobs)])
     published = [p for paper in papers for p in _published(root, paper)]

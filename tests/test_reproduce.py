@@ -14,7 +14,8 @@ import pytest
 from selfcorr.calls import SelfcorrError
 from selfcorr.notebooks import reasons
 from selfcorr.notebooks.parameters import check_parameters, declared_parameters
-from selfcorr.reproduce import record, report_again, reproduce
+from selfcorr.notebooks.items import places
+from selfcorr.reproduce import plan, record, report_again, reproduce
 
 psutil = pytest.importorskip("psutil", reason="comes with ipykernel")
 pytest.importorskip("papermill", reason="executing notebooks needs papermill")
@@ -355,8 +356,8 @@ def test_real_kernels_run_side_by_side_and_agree_with_the_other_engine(root):
     assert go(root, only=["table1"])[0].jobs[0]["state"] == "skipped"  # the kernel's result is good enough for the other engine
     done, _ = go(root, only=["table1"], force=True)
     assert tree(root / "_reproduced/values") == kernel[0]
-    again, _ = go(root, only=["table1"], engine="kernel")
-    assert again.jobs[0]["reason"] == "ran with the in-process engine before"
+    steps = plan(root, places(root), only=["table1"], engine="kernel")
+    assert steps[0].why == "ran with the in-process engine before"
 
 
 def start(root, *words):

@@ -4,13 +4,14 @@
 __all__ = ['TITLE', 'STYLE', 'build_report', 'number_text', 'interval_text', 'summary', 'to_markdown', 'to_html', 'to_json',
            'write_report']
 
-# %% ../../nbs/lib/analysis/report.ipynb #f0181801
+# %% ../../nbs/lib/analysis/report.ipynb #c4a9dd57
 import json
 import math
 from collections import Counter
 from html import escape
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
+from urllib.parse import quote
 
 from .printed import Published
 from .published import VERDICTS
@@ -80,7 +81,7 @@ def interval_text(row: Mapping) -> str:
     "`[low, high]`, empty without an interval"
     return "" if row["low"] is None and row["high"] is None else f"[{number_text(row['low'])}, {number_text(row['high'])}]"
 
-# %% ../../nbs/lib/analysis/report.ipynb #6864b10c
+# %% ../../nbs/lib/analysis/report.ipynb #a26b981f
 def _sections(report: Mapping) -> list[tuple[str, str, list[str], list[list[str]]]]:
     "The report's tables: title, sentence, heads, rows"
     used = [v for v in (*VERDICTS, "none") if any(c[v] for c in report["counts"].values())]
@@ -96,9 +97,9 @@ def _sections(report: Mapping) -> list[tuple[str, str, list[str], list[list[str]
                   ", ".join(f"{k}={v!r}" for k, v in j["parameters"].items())] for j in report["jobs"]]))
     for paper in report["counts"]:
         rows = [r for r in report["numbers"] if r["paper"] == paper]
-        out.append((f"Published numbers: {paper}", "Each printed number once. The value is what our own run or recomputation gives beside it.",
-                    ["item", "row", "column", "printed", "verdict", "value", "interval", "explanation", "notebook", "cell"],
-                    [[r["item"], r["row"], r["column"], r["printed"], r["verdict"] or "none", number_text(r["value"], r["unit"]), interval_text(r),
+        out.append((f"Published numbers: {paper}", "Each printed number once. *Recomputed* is what other printed numbers or raw outputs give, *replicated* what our own run gives beside it.",
+                    ["item", "row", "column", "printed", "verdict", "recomputed", "replicated", "interval", "explanation", "notebook", "cell"],
+                    [[r["item"], r["row"], r["column"], r["printed"], r["verdict"] or "none", r["recomputed"], number_text(r["value"], r["unit"]), interval_text(r),
                       r["explanation"], r["notebook"] or "", r["cell"] or ""] for r in rows]))
     if report["values"]:
         out.append(("Other values", "Recorded by the notebooks, with no published number beside them.",
@@ -146,7 +147,7 @@ th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align:
 th { position: sticky; top: 0; background: var(--soft); } tr:target { outline: 2px solid #0969da; }
 """
 
-# %% ../../nbs/lib/analysis/report.ipynb #dcba2617
+# %% ../../nbs/lib/analysis/report.ipynb #81d85b1a
 def to_html(report: Mapping) -> str:
     "The report as one HTML file that loads nothing"
     executed = {j["notebook"]: j.get("executed") for j in report["jobs"]}
@@ -160,7 +161,11 @@ def to_html(report: Mapping) -> str:
         parts.append("<div class='wide'><table><thead><tr>" + "".join(f"<th>{escape(h)}</th>" for h in heads) + "</tr></thead><tbody>")
         for i, row in enumerate(rows):
             anchor = f" id=\"{escape(ids[title][i])}\"" if title in ids else ""
-            cells = [f"<a href=\"{escape(executed[t])}\">{escape(t)}</a>" if h == "notebook" and executed.get(t) else escape(str(t)) for h, t in zip(heads, row)]
+            def link(h, t):
+                if h == "notebook" and executed.get(t): return f"<a href=\"{escape(quote(executed[t]))}\">{escape(t)}</a>"
+                if h == "files": return ", ".join(f"<a href=\"{escape(quote(p))}\">{escape(p.rpartition('/')[2])}</a>" for p in t.split(", ") if p)
+                return escape(str(t))
+            cells = [link(h, t) for h, t in zip(heads, row)]
             parts.append(f"<tr{anchor}>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>")
         parts.append("</tbody></table></div>")
     return (f"<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">"

@@ -180,8 +180,10 @@ def score_span(
     precision, recall = shared / len(p.split()), shared / len(g.split())
     return SpanScore(0, 2 * precision * recall / (precision + recall), precision, recall)
 
-# %% ../../nbs/lib/benchmarks/reading.ipynb #7cadc4fc
+# %% ../../nbs/lib/benchmarks/reading.ipynb #c8778db9
 _span_marker = re.compile(r"""^[ *_`"#>]{0,6}(?:so,?\s|therefore,?\s|thus,?\s|hence,?\s)?(?:the\s|my\s)?(?:(?:final|correct|short)\s){0,2}answer[*_`"]{0,3}\s?(?::|\bis\b:?)[ *_`"]{0,4}""", re.I | re.M)
+
+_no_span = re.compile(r"\W*(?:(?:unknown|n/?a|null|not (?:known|given|stated|enough information))\W*$|(?:I|we) (?:do not|don't|cannot|can't|could not|am not sure|am unsure)\b|(?:it |this )?(?:cannot|can't) be (?:determined|answered))", re.I)
 
 def read_span(
     text: str, # a model's reply
@@ -194,8 +196,9 @@ def read_span(
         span = stated.own[marks[-1].end():].lstrip().split("\n", 1)[0]
         bracketed = re.fullmatch(r"\((.*?)\.?\)\.?\s*", span)
         span = (bracketed[1] if bracketed else span).strip(" *_`\"")
-        if span: return Reading(None, "declined") if declines(span) and span.lower().rstrip(".") != "none" else Reading(span, "answer line")
-    if (reason := silence(stated.own)) and reason != "cut off": return Reading(None, reason)
+        if span: return Reading(None, "declined") if _no_span.match(span) else Reading(span, "answer line")
+    if _no_span.match(stated.own): return Reading(None, "undecided")
+    if (reason := silence(stated.own)) in ("empty", "refusal", "failure"): return Reading(None, reason)
     return Reading(stated.own.strip(), "whole reply")
 
 # %% ../../nbs/lib/benchmarks/reading.ipynb #3d5ff9a8

@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['reproduce', 'report']
 
-# %% ../../nbs/lib/commands/reproducing.ipynb #4938385f
+# %% ../../nbs/lib/commands/reproducing.ipynb #60a005d2
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -11,7 +11,8 @@ from pathlib import Path
 from ..calls import SelfcorrError
 from ..cli import Failed, Stopped
 from .printing import columns
-from ..reproduce import Reproduction, find_root, places, plan, report_again
+from ..notebooks.items import all_items, choose, find_root, places
+from ..reproduce import Reproduction, plan, report_again
 from ..reproduce import reproduce as reproduce_papers
 
 # %% ../../nbs/lib/commands/reproducing.ipynb #f0b25cf8
@@ -56,10 +57,14 @@ def _tell(done: Reproduction) -> None:
     for problem in done.problems: print(f"selfcorr: {problem}", file=sys.stderr)
     if done.problems: raise Failed
 
-# %% ../../nbs/lib/commands/reproducing.ipynb #a8e2e697
+# %% ../../nbs/lib/commands/reproducing.ipynb #3a77a5f2
 def _list(options: Namespace, parameters: dict) -> None:
-    "What there is to reproduce"
-    root = find_root()
-    steps = plan(root, places(root, options.output), options.paper, options.only, parameters, options.force, options.engine)
-    rows = [(f"{i.paper}/{i.id}", s.job.notebook.name, i.title, s.why or "up to date") for s in steps if s.wanted for i in s.job.items]
-    print(columns(rows, ("item", "notebook", "title", "would run because")))
+    "What there is to reproduce; a fault that would keep it from running is told after the list"
+    root, fault, why = find_root(), None, {}
+    items = choose(all_items(root), options.paper, options.only)
+    try:
+        steps = plan(root, places(root, options.output), options.paper, options.only, parameters, options.force, options.engine)
+        why = {(i.paper, i.id): s.why or "up to date" for s in steps if s.wanted for i in s.job.items}
+    except SelfcorrError as e: fault = e
+    if items: print(columns([(f"{i.paper}/{i.id}", i.notebook, i.title, why.get((i.paper, i.id), "cannot run")) for i in items], ("item", "notebook", "title", "state")))
+    if fault: raise fault
