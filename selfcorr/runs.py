@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['write_json', 'package_versions', 'Run', 'open_run', 'execute', 'keep_run', 'find_runs', 'run_experiment']
 
-# %% ../nbs/lib/runs.ipynb #5d72e6cc
+# %% ../nbs/lib/runs.ipynb #a71897bc
 import os
 from collections import Counter
 from dataclasses import asdict, replace
@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 import orjson
 
 from .benchmarks.base import Benchmark, Example, get_benchmark
-from .calls import SelfcorrError
+from .calls import SelfcorrError, did_you_mean
 from .engine import Answerer, Episode, Part, Tally, blocking, replay
 from .engine import run as run_live, waves as run_waves
 from .experiments import Experiment, cast, experiment_id
@@ -182,7 +182,7 @@ def open_run(
     write_json(folder/"run.json", manifest)
     return Run(folder), examples, backends
 
-# %% ../nbs/lib/runs.ipynb #2870b792
+# %% ../nbs/lib/runs.ipynb #7c28c6c4
 def execute(
     run: Run,                          # an open run
     examples: Sequence[Example],       # its examples
@@ -204,20 +204,21 @@ def execute(
         try:
             with run.outputs(create=True) as store:
                 answerer = Answerer(run.parts, backends, store, {r.name: r.outputs() for r in reuse}, run.benchmark.prompts_may_be_kept, retry_errors, on_reply)
-                if driver == "waves": return await run_waves(run.spec, params, problems, run.prompts, answerer, on_example)
-                if driver != "live": raise SelfcorrError(f"unknown driver '{driver}'; known: live, waves")
-                return await run_live(run.spec, params, problems, run.prompts, answerer, in_flight, on_example)
+                try:
+                    if driver == "waves": return await run_waves(run.spec, params, problems, run.prompts, answerer, on_example)
+                    return await run_live(run.spec, params, problems, run.prompts, answerer, in_flight, on_example)
+                finally:
+                    if answerer.tally.asked: run.manifest["models"] = {name: model.describe() for name, model in backends.items()}
         finally:
-            for m in backends.values(): await m.aclose()
+            for model in backends.values(): await model.aclose()
+
+    if driver not in ("live", "waves"): raise SelfcorrError(did_you_mean("driver", driver, ["live", "waves"]))
     try: return blocking(go())
     finally:
-        run.manifest["models"] = {n: m.describe() for n, m in backends.items()} if _opened(backends) else run.manifest["models"]
         try: run.manifest["counts"] = run.summary(); run.save()
         except SelfcorrError: pass  # the error that ended the run is the one to show
 
-# %% ../nbs/lib/runs.ipynb #32f61373
-def _opened(backends): return all(m.describe().get("system") != "not opened" for m in backends.values())
-
+# %% ../nbs/lib/runs.ipynb #e9d6e120
 def _finished(run, examples):
     "The tally of a kept run: everything found"
     tally = Tally()
