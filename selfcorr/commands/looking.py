@@ -29,13 +29,13 @@ def runs_list(options: Namespace) -> None:
     if not rows: print(f"no runs yet in {' or '.join(map(str, folders))}; make one with: selfcorr run")
     else: print(columns(rows, ("run", "method", "benchmark", "models", "calls", "state")))
 
-# %% ../../nbs/lib/commands/looking.ipynb #f2d011f7
+# %% ../../nbs/lib/commands/looking.ipynb #5a99fb11
 def _run_row(run) -> tuple:
     "One run in a line"
     e, counts = run.experiment, run.manifest.get("counts", {})
     models = ", ".join(dict.fromkeys(p.model for p in run.parts.values())) + (" (simulated)" if run.simulated else "")
     kept = (run.folder / "outputs.parquet").is_file()
-    return run.folder, e.method, f"{e.benchmark}/{e.task or 'all'}", models, f"{counts.get('calls', 0):,}", "kept" if kept else "going on"
+    return run.folder, e.method, f"{e.benchmark}/{e.task or 'all'}", models, f"{counts.get('calls', 0):,}", "kept" if kept else "open"
 
 # %% ../../nbs/lib/commands/looking.ipynb #6d9e216b
 def runs_show(options: Namespace) -> None:
