@@ -72,10 +72,10 @@ def as_count(
     if value < least: raise SelfcorrError(f"{place} is {value}; it must be {least} or more")
     return value
 
-# %% ../nbs/lib/config.ipynb #4ef5a797
+# %% ../nbs/lib/config.ipynb #25f6b495
 PREFIX = "SELFCORR_"
 VARIABLES = {f"{PREFIX}{name.upper()}": name for name in Config.__slots__}
-OTHER_VARIABLES = ("SELFCORR_QUIET", "SELFCORR_RECORD", "SELFCORR_PAPERS")  # read elsewhere; no defaults
+OTHER_VARIABLES = ("SELFCORR_QUIET", "SELFCORR_RECORD", "SELFCORR_PAPERS", "SELFCORR_CASES")  # read elsewhere; no defaults
 
 # %% ../nbs/lib/config.ipynb #97aaf4e8
 def check_variables(

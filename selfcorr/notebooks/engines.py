@@ -3,7 +3,7 @@
 # %% auto #0
 __all__ = ['ENGINES', 'NOTEBOOK', 'LOG', 'Task', 'Execution', 'without_slow_import', 'scrubber', 'scrub_notebook', 'run_notebook']
 
-# %% ../../nbs/lib/notebooks/engines.ipynb #59732916
+# %% ../../nbs/lib/notebooks/engines.ipynb #dc3fc938
 import os
 import re
 import shutil
@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple
 
@@ -81,16 +82,25 @@ def _kernel_manager(folder: Path):
             return KernelSpec(argv=argv, display_name="Python 3", language="python")
     return KernelManager
 
-# %% ../../nbs/lib/notebooks/engines.ipynb #23f2c926
+# %% ../../nbs/lib/notebooks/engines.ipynb #85fd6eda
+@contextmanager
+def _same_ids(draws: bool):
+    "Pictures shown in this process get the same SVG ids each time; a matplotlib that was imported before reads no settings file again"
+    if not draws or find_spec("matplotlib") is None: yield; return
+    import matplotlib
+    with matplotlib.rc_context({"svg.hashsalt": "selfcorr"}): yield
+
+# %% ../../nbs/lib/notebooks/engines.ipynb #bd7e83cc
 @contextmanager
 def _shell(draws: bool):
     "A fresh shell, with inline pictures if the notebook `draws`; the process is as before when the block ends"
     try: from execnb.shell import CaptureShell
-    except ImportError: raise MissingExtra("the in-process engine needs execnb; install it with: pip install 'selfcorr[dev]'") from None
+    except ImportError: raise MissingExtra("the in-process engine needs execnb; install it with: pip install 'selfcorr[notebooks]'") from None
     from IPython.core.interactiveshell import InteractiveShell
     before = InteractiveShell._instance, sys.modules["__main__"], sys.displayhook, sys.excepthook, list(sys.path)
     shell = CaptureShell(mpl_format="svg" if draws else None)
-    try: yield shell
+    try:
+        with _same_ids(draws): yield shell
     finally:
         if "matplotlib.pyplot" in sys.modules: sys.modules["matplotlib.pyplot"].close("all")
         shell.close()
