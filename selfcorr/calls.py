@@ -85,7 +85,7 @@ def address_of(problem_id: str, ask: Ask) -> Address:
 # %% ../nbs/lib/calls.ipynb #f152dfb3
 PARAMETERS = ("temperature", "top_p", "max_tokens", "stop", "seed", "logprobs", "top_logprobs")
 
-# %% ../nbs/lib/calls.ipynb #832cc7ca
+# %% ../nbs/lib/calls.ipynb #0f5e2a89
 def normal_params(
     params: Mapping[str, Any], # parameters by name; None means: leave to the backend
 ) -> dict:                     # the same without None, numbers in one form, names checked
@@ -94,6 +94,8 @@ def normal_params(
     for k, v in params.items():
         if k not in PARAMETERS: raise SelfcorrError(did_you_mean("parameter", k, PARAMETERS))
         if v is None: continue
+        if isinstance(v, (int, float)) and not -2**53 < v < 2**53: raise SelfcorrError(f"parameter {k}={v} is no number that can be sent")
+        if k in ("temperature", "top_p") and v < 0: raise SelfcorrError(f"parameter {k}={v} is below 0")
         if isinstance(v, float) and v.is_integer(): v = int(v)
         if k == "stop": v = [v] if isinstance(v, str) else list(v)
         out[k] = v

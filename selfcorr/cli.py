@@ -54,12 +54,13 @@ def _command(group, name: str, function: str, sentence: str, example: str) -> Pa
     parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
     return parser
 
-# %% ../nbs/lib/cli.ipynb #1c1260fa
+# %% ../nbs/lib/cli.ipynb #e1ee640f
 def positive(text: str) -> int:
     "A whole number above 0"
     try: value = int(text)
     except ValueError: raise argparse.ArgumentTypeError(f"'{text}' is no whole number") from None
     if value < 1: raise argparse.ArgumentTypeError(f"{value} is below 1")
+    if value > 10**9: raise argparse.ArgumentTypeError(f"{text} is too large")
     return value
 
 # %% ../nbs/lib/cli.ipynb #3d1e0e4e
@@ -196,7 +197,7 @@ def _terminated_like_interrupted():
     try: yield
     finally: signal.signal(signal.SIGTERM, before)
 
-# %% ../nbs/lib/cli.ipynb #d0e17ced
+# %% ../nbs/lib/cli.ipynb #05c28e6f
 def main(
     argv: Sequence[str] | None = None, # words after `selfcorr`; None: those of this process
 ) -> int:                              # exit code
@@ -220,8 +221,8 @@ def main(
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except OSError as e:
-        if getattr(options, "debug", False) or not e.filename: raise
-        print(f"selfcorr: {e.filename}: {e.strerror}", file=sys.stderr)
+        if getattr(options, "debug", False): raise
+        print(f"selfcorr: {f'{e.filename}: ' if e.filename else ''}{e.strerror or e}", file=sys.stderr)
         return 1
 
 # %% ../nbs/lib/cli.ipynb #afdc1f28

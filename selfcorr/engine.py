@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['Part', 'Episode', 'part_for', 'ChangedRequest', 'MissingOutputs', 'what_changed', 'replay', 'Tally', 'settled',
-           'call_of', 'Answerer', 'run', 'waves', 'blocking']
+           'call_of', 'Answerer', 'call_slots', 'run', 'waves', 'blocking']
 
 # %% ../nbs/lib/engine.ipynb #9b32b5c6
 import asyncio
@@ -84,13 +84,13 @@ def replay(
         shown = "; ".join(map(str, missing[:5])) + ("; …" if len(missing) > 5 else "")
         raise MissingOutputs(f"{len(missing)} raw outputs are missing ({shown}): finish the run with 'selfcorr run', or replay the finished examples only")
 
-# %% ../nbs/lib/engine.ipynb #41d4664d
+# %% ../nbs/lib/engine.ipynb #96c55161
 def _replay_one(method, problem, parts, outputs, accept_changed):
     rows, calls, reply = outputs.rows(problem.id), [], None
     try:
         while True:
             want = method.send(reply)
-            several = isinstance(want, list)
+            several = isinstance(want, (list, tuple))
             replies, missing = [], []
             for ask in want if several else (want,):
                 part = part_for(parts, ask)
@@ -101,7 +101,7 @@ def _replay_one(method, problem, parts, outputs, accept_changed):
                     then = outputs.at(request.address)
                     raise ChangedRequest(f"{request.address}: {what_changed(then, request)} since the run was made; replay with accept_changed to go on all the same")
                 calls.append((ask, row[1])); replies.append(row[1])
-                if row[1].finish == "error": return Episode(problem, None, calls, row[1].error or "error")
+            if error := next((r for r in replies if r.finish == "error"), None): return Episode(problem, None, calls, error.error or "error")
             if missing: return Episode(problem, None, calls, None, tuple(missing))
             reply = replies if several else replies[0]
     except StopIteration as end: return Episode(problem, end.value, calls)
@@ -130,7 +130,7 @@ def call_of(request: Request) -> tuple:
     "What makes two requests one call: key and sample where the reply is settled, else the address"
     return (request.key, request.address.sample) if settled(request) else request.address
 
-# %% ../nbs/lib/engine.ipynb #d8756d48
+# %% ../nbs/lib/engine.ipynb #ff8371ab
 class Answerer:
     "Finds a reply in the store, in other runs, or at a model, and writes it down"
     def __init__(self,
@@ -146,9 +146,11 @@ class Answerer:
         self.keep_messages, self.retry_errors, self.on_reply = keep_messages, retry_errors, on_reply
         self.tally, self.in_the_air = Tally(), {}
 
-    def request(self, ask: Ask, problem: Problem) -> Request:
-        "The request an ask becomes"
-        return request_for(ask, problem.id, *part_for(self.parts, ask))
+    def requests(self, asks: Sequence[Ask], problem: Problem) -> list[Request]:
+        "The requests that asks become; two at one address would overwrite each other"
+        made = [request_for(a, problem.id, *part_for(self.parts, a)) for a in asks]
+        if len({r.address for r in made}) < len(made): raise ValueError(f"a method yielded two asks at one address ({made[0].address}): give each its own index or sample")
+        return made
 
     def standing(self, request: Request, rows: Mapping) -> Reply | None:
         "The reply that needs no call: at this address, or of an equal request"
@@ -189,7 +191,13 @@ class Answerer:
             if self.in_the_air.get(twin) is flight: del self.in_the_air[twin]
             flight.cancel()
 
-# %% ../nbs/lib/engine.ipynb #4f804220
+# %% ../nbs/lib/engine.ipynb #c4d4e27a
+def call_slots(in_flight: int) -> asyncio.Semaphore:
+    "A semaphore for so many calls at a time"
+    if in_flight < 1: raise SelfcorrError(f"in_flight is {in_flight}; at least one call must be allowed at a time")
+    return asyncio.Semaphore(in_flight)
+
+# %% ../nbs/lib/engine.ipynb #72816a07
 async def run(
     spec: MethodSpec,               # the method
     params: Mapping[str, Any],      # its parameters, from `spec.params`
@@ -200,7 +208,7 @@ async def run(
     on_example: Callable[[Episode], None] | None = None, # told of each finished example
 ) -> Tally:                         # what was done; the outcomes come from a replay of the store
     "Play a method live on many examples at once"
-    queue, slots = iter(problems), asyncio.Semaphore(in_flight)
+    queue, slots = iter(problems), call_slots(in_flight)
 
     async def one(problem):
         rows, calls, reply = answerer.store.rows(problem.id), [], None
@@ -208,13 +216,13 @@ async def run(
         try:
             while True:
                 want = method.send(reply)
-                asks = want if isinstance(want, list) else [want]
-                requests = [answerer.request(a, problem) for a in asks]
+                asks = list(want) if isinstance(want, (list, tuple)) else [want]
+                requests = answerer.requests(asks, problem)
                 if len(requests) == 1: replies = [await answerer.answer(requests[0], rows, slots)]
                 else: replies = await _all(answerer.answer(r, rows, slots) for r in requests)
                 calls += zip(asks, replies)
                 if error := next((r for r in replies if r.finish == "error"), None): return Episode(problem, None, calls, error.error or "error")
-                reply = replies if isinstance(want, list) else replies[0]
+                reply = replies if isinstance(want, (list, tuple)) else replies[0]
         except StopIteration as end: return Episode(problem, end.value, calls)
         finally: method.close()
 
@@ -237,23 +245,37 @@ async def _all(coroutines):
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
 
-# %% ../nbs/lib/engine.ipynb #9b850527
+# %% ../nbs/lib/engine.ipynb #454c530e
 async def waves(
     spec: MethodSpec,               # the method
     params: Mapping[str, Any],      # its parameters, from `spec.params`
     problems: Sequence[Problem],    # the examples' problems
     prompts: Prompts,               # the method's prompts
     answerer: Answerer,             # roles, models, store
+    in_flight: int = 16,            # most calls at a time, for a model that takes no batches
     on_example: Callable[[Episode], None] | None = None, # told of each finished example
 ) -> Tally:                         # what was done
     "Play a method on all examples in step, one batch a wave and model"
+    slots = call_slots(in_flight)
+
+    async def ask_each(model, batch):
+        "Ask for every request of a wave; each reply is written as it arrives"
+        async def one(request):
+            async with slots: reply = await model.ask(request)
+            return answerer.keep(request, reply, "asked")
+        return await _all(one(r) for r in batch)
+
+    async def ask_batch(model, batch):
+        "Hand a wave over whole"
+        return [answerer.keep(r, reply, "asked") for r, reply in zip(batch, await model.ask_many(batch))]
+
     def turn(state, reply):
         "Send a reply; the next asks as requests, or None when the example is done"
         try: want = state["method"].send(reply)
         except StopIteration as end: return finish(state, end.value, None)
-        state["several"] = isinstance(want, list)
-        state["asks"] = want if state["several"] else [want]
-        state["requests"] = [answerer.request(a, state["problem"]) for a in state["asks"]]
+        state["several"] = isinstance(want, (list, tuple))
+        state["asks"] = list(want) if state["several"] else [want]
+        state["requests"] = answerer.requests(state["asks"], state["problem"])
         return state
 
     def finish(state, trajectory, error):
@@ -271,8 +293,10 @@ async def waves(
                 else: wanted.setdefault(r.model, {}).setdefault(call_of(r), []).append(r)
         for model, by_key in wanted.items():
             batch = [twins[0] for twins in by_key.values()]
-            for request, reply in zip(batch, await answerer.models[model].ask_many(batch)):
-                replies[request.address] = answerer.keep(request, reply, "asked")
+            backend = answerer.models[model]
+            ask_all = ask_batch if "batch" in getattr(backend, "supports", ()) else ask_each
+            for request, reply in zip(batch, await ask_all(backend, batch)):
+                replies[request.address] = reply
                 for twin in by_key[call_of(request)][1:]:
                     replies[twin.address] = answerer.keep(twin, reply._replace(reused="this run"), "reused")
         for i, s in enumerate(active):

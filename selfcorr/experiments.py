@@ -47,7 +47,7 @@ def sampling_for(
     model.check(params)
     return params
 
-# %% ../nbs/lib/experiments.ipynb #a7eebe99
+# %% ../nbs/lib/experiments.ipynb #339ccc0d
 def cast(
     experiment: Experiment,          # what is to be run
     spec: MethodSpec,                # its method
@@ -67,8 +67,9 @@ def cast(
             options = dict(benchmark=get_benchmark(experiment.benchmark), examples=examples) if name.partition(":")[0] == "simulated" else {}
             made[name] = get_model(name, **options)
         model = made[name]
+        if backends.setdefault(model.name, model) is not model:
+            raise SelfcorrError(f"two models go by the name {model.name}, and their replies could not be told apart: give one of them another name, or use one for both roles")
         parts[role] = Part(model.name, sampling_for(model, experiment.sampling, role))
-        backends[model.name] = model
     return parts, backends
 
 # %% ../nbs/lib/experiments.ipynb #f014bd1d

@@ -82,7 +82,7 @@ def row_check(
 class DamagedStore(SelfcorrError):
     "A store file that cannot be read; the message names the file and how to save what is left"
 
-# %% ../nbs/lib/store.ipynb #3c42efbf
+# %% ../nbs/lib/store.ipynb #b9dd0e70
 class Store:
     "The raw outputs of a run that is going on, in one SQLite file"
     def __init__(self,
@@ -108,24 +108,29 @@ class Store:
     def at(self, a: Address) -> Stored | None:
         "The raw output at an address"
         with self.guard():
-            row = self.db.execute(f"SELECT {', '.join(COLUMNS)} FROM outputs WHERE example=? AND round=? AND role=? AND position=? AND sample=?", a).fetchone()
-        return row and from_row(row)
+            row = self.db.execute(f"SELECT {', '.join(COLUMNS)}, crc FROM outputs WHERE example=? AND round=? AND role=? AND position=? AND sample=?", a).fetchone()
+        return row and self._checked(row)
+
+    def _checked(self, row: tuple) -> Stored:
+        "A row as a raw output, when its checksum holds"
+        if row_check(row[:-1]) != row[-1]: raise DamagedStore(f"{self.path} is damaged (the row at {Address(*row[:5])} is not what was written); save its sound rows with: selfcorr runs salvage {self.path.parent}")
+        return from_row(row[:-1])
 
     def find(self, key: str, sample: int) -> Stored | None:
         "A raw output by request key and sample, errors left out"
         with self.guard():
-            row = self.db.execute(f"SELECT {', '.join(COLUMNS)} FROM outputs WHERE key=? AND sample=? AND finish != 'error' LIMIT 1", (key, sample)).fetchone()
-        return row and from_row(row)
+            row = self.db.execute(f"SELECT {', '.join(COLUMNS)}, crc FROM outputs WHERE key=? AND sample=? AND finish != 'error' LIMIT 1", (key, sample)).fetchone()
+        return row and self._checked(row)
 
     def rows(self, example: str) -> dict[tuple, tuple[str, Reply]]:
         "Key and reply of every call of one example, by (round, role, index, sample)"
         with self.guard():
-            found = self.db.execute(f"SELECT round, role, position, sample, key, {', '.join(Reply._fields)} FROM outputs WHERE example=?", (example,)).fetchall()
-        return {row[:4]: (row[4], _reply(row[5:])) for row in found}
+            found = self.db.execute(f"SELECT {', '.join(COLUMNS)}, crc FROM outputs WHERE example=?", (example,)).fetchall()
+        return {s.address[1:]: (s.key, s.reply) for s in map(self._checked, found)}
 
     def __iter__(self) -> Iterator[Stored]:
         with self.guard():
-            for row in self.db.execute(f"SELECT {', '.join(COLUMNS)} FROM outputs ORDER BY rowid"): yield from_row(row)
+            for row in self.db.execute(f"SELECT {', '.join(COLUMNS)}, crc FROM outputs ORDER BY rowid"): yield self._checked(row)
 
     def __len__(self):
         with self.guard(): return self.db.execute("SELECT count(*) FROM outputs").fetchone()[0]
@@ -281,7 +286,7 @@ def write_parquet(
     temporary.replace(path)
     return count
 
-# %% ../nbs/lib/store.ipynb #009bde60
+# %% ../nbs/lib/store.ipynb #b7779443
 class KeptOutputs:
     "The raw outputs of a kept run, in one Parquet file"
     def __init__(self,
@@ -308,7 +313,7 @@ class KeptOutputs:
             while len(self._decoded) >= 2: self._decoded.pop(next(iter(self._decoded)))
             columns = ["example", "round", "role", "position", "sample", "key", *Reply._fields]
             try: table = self.file.read_row_group(g, columns)
-            except (pa.ArrowException, OSError) as e:
+            except (pa.ArrowException, OSError, ValueError) as e:
                 raise DamagedStore(f"{self.path} is damaged in row group {g} ({str(e).splitlines()[0][:120]}); take it from its source again") from None
             by_example: dict[str, dict] = {}
             for row in zip(*(table.column(c).to_pylist() for c in columns)):
@@ -323,8 +328,12 @@ class KeptOutputs:
         return {k: v for g in groups for k, v in self._group(g)[example].items()}
 
     def __iter__(self) -> Iterator[Stored]:
-        for batch in self.file.iter_batches(4096, columns=list(COLUMNS)):
-            for row in zip(*(batch.column(c).to_pylist() for c in COLUMNS)): yield from_row(row)
+        import pyarrow as pa
+        try:
+            for batch in self.file.iter_batches(4096, columns=list(COLUMNS)):
+                for row in zip(*(batch.column(c).to_pylist() for c in COLUMNS)): yield from_row(row)
+        except (pa.ArrowException, OSError, ValueError) as e:
+            raise DamagedStore(f"{self.path} is damaged ({str(e).splitlines()[0][:120]}); take it from its source again") from None
 
     def at(self, a: Address) -> Stored | None:
         "The raw output at an address"

@@ -178,7 +178,7 @@ def healthy(
     except (OSError, HTTPException): return False
     finally: link.close()
 
-# %% ../../nbs/lib/models/local.ipynb #4283912a
+# %% ../../nbs/lib/models/local.ipynb #f2a128ee
 class LocalModel(Model):
     "A GGUF model served by llama.cpp on this machine"
     backend, supports, price_name = "local", CHAT_FEATURES, None
@@ -199,7 +199,7 @@ class LocalModel(Model):
         if self.workers < 1: raise SelfcorrError(f"the local backend needs at least 1 worker, got {workers}")
         if context < 64: raise SelfcorrError(f"the local backend needs a context of at least 64 tokens, got {context}")
         self.context, self.timeout, self.retry = context, timeout, retry or Retry(attempts=3, longest=5)
-        self.name = f"local/{self.path.stem}"
+        self.name = f"local/{self.path.stem}" + (f"-{weights_sha256(self.path)[:8]}" if path else "")  # two files may share a name
         self._servers = self._loop = self._starting = None
 
     async def open(self):

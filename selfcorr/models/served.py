@@ -125,7 +125,7 @@ def what_broke(
     if names & {"ConnectError", "ConnectTimeout"}: return "unreachable"
     return "timeout" if names & {"TimeoutException", "TimeoutError", "APITimeoutError"} else "dropped"
 
-# %% ../../nbs/lib/models/served.ipynb #b140ed35
+# %% ../../nbs/lib/models/served.ipynb #f5993177
 class ServedModel(Model):
     "A model behind a provider's SDK; subclasses give `client_class`, `path`, `body` and `read`"
     client_class = ""       # name of the async client in the SDK
@@ -218,6 +218,8 @@ class ServedModel(Model):
         try: fields = self.read(data)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as e:
             raise Garbled(f"{self.host} sent a reply that cannot be read ({type(e).__name__}: {self._line(e)})") from None
+        if len(key := self._key()) >= 12: # a server that echoes what it was sent must not bring the key into a row
+            fields = {n: v.replace(key, "[key]") if isinstance(v, str) else v for n, v in fields.items()}
         return Reply(latency=latency, time=utc_now(), **fields)
 
     def _refused(self, status, message, code, headers, latency):
