@@ -1,6 +1,7 @@
 "What all tests share: no paid model is ever asked, nothing touches the user's folders, and two markers skip with a reason."
 import importlib.util
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # A key left in the shell must not let a test spend money, and a test that needs the network is a mistake.
 for name in list(os.environ):
     if name.endswith("_API_KEY") or name in ("ANTHROPIC_AUTH_TOKEN", "OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"): del os.environ[name]
+# A shell that starts the tests in the background has Ctrl-C ignored, and programs started by tests would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN: signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "agg"
 # Tests and notebooks change their working folder.
