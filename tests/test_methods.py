@@ -136,3 +136,32 @@ def test_wrong_roles_are_named(tmp_path):
     spec, problem = get_method("disc"), examples()[0].problem
     with Store(tmp_path/"o.sqlite") as store, pytest.raises(SelfcorrError, match="nobody plays the role 'verifier'"):
         asyncio.run(run(spec, dict(k=1), [problem], get_pack().prompts("disc", "bbm"), Answerer({}, {}, store)))
+
+
+def test_waves_keep_what_was_answered_before_a_stop(tmp_path):
+    from selfcorr.calls import AuthenticationFailed
+
+    class Refusing(Fickle):
+        async def ask(self, r):
+            if len(self.sent) == 7: raise AuthenticationFailed("the key was refused")
+            return await super().ask(r)
+    spec, parts = get_method("disc"), {r: Part("fickle", dict(temperature=0)) for r in ("verifier", "judge", "corrector")}
+    with Store(tmp_path/"o.sqlite") as store:
+        with pytest.raises(AuthenticationFailed):
+            asyncio.run(waves(spec, dict(k=1), [e.problem for e in examples()], get_pack().prompts("disc", "bbm"), Answerer(parts, {"fickle": Refusing()}, store), in_flight=2))
+        assert len(store) == 7
+
+
+def test_two_asks_at_one_address_are_an_error(tmp_path):
+    from selfcorr.calls import Ask
+    from selfcorr.methods.base import MethodSpec
+
+    def twice(problem, prompts): yield [Ask("judge", "a"), Ask("judge", "b")]
+    for driver in (run, waves):
+        with Store(tmp_path/"o.sqlite") as store, pytest.raises(ValueError, match="two asks at one address"):
+            asyncio.run(driver(MethodSpec("twice", twice, "disc", ("judge",), ""), {}, [examples()[0].problem], None, Answerer({"judge": Part("fickle", {})}, {"fickle": Fickle()}, store)))
+
+
+def test_no_calls_at_a_time_is_an_error(tmp_path):
+    with Store(tmp_path/"o.sqlite") as store, pytest.raises(SelfcorrError, match="in_flight is 0"):
+        asyncio.run(run(get_method("disc"), dict(k=1), [examples()[0].problem], None, Answerer({}, {}, store), in_flight=0))

@@ -136,3 +136,53 @@ def test_manifest_holds_no_key(tmp_path, monkeypatch):
     opened, _, _ = open_run(Experiment("disc", "twins", {"*": "openai:gpt-4o"}, task="word_sorting"), limit=1, to=tmp_path/"r")
     text = (opened.folder/"run.json").read_text()
     assert "canary" not in text and opened.manifest["parts"]["judge"]["params"] == dict(max_tokens=1024, temperature=0, seed=0)
+
+
+def test_two_processes_never_lower_the_limit(tmp_path):
+    from selfcorr.experiments import Experiment
+    from selfcorr.runs import execute, open_run
+    experiment = Experiment("disc", "twins", {"*": SPEC}, task="word_sorting", params=dict(k=2))
+    narrow, wide = (open_run(experiment, limit=n, to=tmp_path/"r") for n in (3, 6))
+    execute(*wide); execute(*narrow)
+    assert Run(tmp_path/"r").limit == 6 and len(Run(tmp_path/"r").outcomes()) == 6
+
+
+def test_a_kept_run_is_not_overwritten_nor_frozen(run, tmp_path):
+    kept = keep_run(run, tmp_path/"kept")
+    with pytest.raises(SelfcorrError, match="holds a kept run already"): keep_run(run, tmp_path/"kept")
+    with pytest.raises(SelfcorrError, match="--reuse"): made(kept.folder, limit=9)
+    assert len(made(kept.folder, limit=4).outcomes(limit=4)) == 4
+    broken = made(tmp_path/"b")
+    with Store(broken.folder/"outputs.sqlite") as store: store.db.execute("DELETE FROM outputs WHERE example='word_sorting/3'")
+    with pytest.raises(SelfcorrError, match="cannot go on"): keep_run(broken, broken.folder)
+
+
+def test_silent_damage_is_noticed(run, tmp_path):
+    kept = keep_run(run, tmp_path/"kept")
+    other = keep_run(made(tmp_path/"o", k=2), tmp_path/"other")
+    (kept.folder/"outputs.parquet").write_bytes((other.folder/"outputs.parquet").read_bytes())
+    with pytest.raises(DamagedStore, match="another SHA-256"): Run(kept.folder).outcomes()
+    live = made(tmp_path/"l")
+    with Store(live.folder/"outputs.sqlite") as store: store.db.execute("UPDATE outputs SET text='So mistakes' WHERE role='judge' AND example='word_sorting/2'")
+    with pytest.raises(DamagedStore, match="is not what was written"): Run(live.folder).outcomes()
+
+
+def test_a_lost_manifest_does_not_strand_the_raw_outputs(tmp_path):
+    first = made(tmp_path/"r")
+    before = rows(first.folder)
+    (first.folder/"run.json").unlink(); (first.folder/"run.json.123.partial").write_text("x")
+    assert len(made(tmp_path/"r").outcomes()) == 8 and rows(first.folder) == before
+
+
+def test_two_models_of_one_name_are_refused(tmp_path):
+    pytest.importorskip("openai")
+    with pytest.raises(SelfcorrError, match="go by the name"):
+        made(tmp_path/"r", models=dict(verifier="openai:m@http://127.0.0.1:9/v1", judge="openai:m@http://127.0.0.1:10/v1"))
+
+
+@pytest.mark.parametrize("change", [dict(limit="5"), dict(counts=None), dict(only=5), dict(pack=None), dict(parts=[]), dict(simulated="no"), dict(experiment=dict(method=3))])
+def test_manifests_of_the_wrong_shape_are_one_line(run, tmp_path, change):
+    kept = keep_run(run, tmp_path/"kept")
+    manifest = {**json.loads((kept.folder/"run.json").read_text()), **change}
+    (kept.folder/"run.json").write_text(json.dumps(manifest))
+    with pytest.raises(SelfcorrError, match="is damaged"): Run(kept.folder)
