@@ -60,9 +60,9 @@ class Verdict(NamedTuple):
     steps: tuple[int, ...] = ()     # 0-based mistaken steps, where the form lists them
     rationale: str = ""             # the judge's reply, or its reasons
 
-# %% ../nbs/lib/forms.ipynb #3c351e5d
+# %% ../nbs/lib/forms.ipynb #49c13c70
 _label = r"(?:(no mistakes?)\b([^\n]*)|mistake steps?[*_ \t]{0,4}:([^\n]*))"
-_steps_line = re.compile(rf"^[\s>*_#\"'`•-]{{0,12}}{_label}", re.I | re.M)
+_steps_line = re.compile(rf"^[ \t>*_#\"'`•-]{{0,12}}{_label}", re.I | re.M)
 _steps_any = re.compile(rf"\b{_label}", re.I)
 _clean_end = re.compile(r"[\s*_.!\"'`)\]]*(?:(?:were|was|are|is|have been)?[ \t]*(?:found|detected|identified|present)?(?:[ \t]+in (?:any|all)(?: of the)?(?: steps?| thoughts?)?| at all)?)[\s*_.!\"'`)\]]*", re.I)
 _next_step = re.compile(r"[ \t]{0,8}(?:[-*•][ \t]*)?(?:\d{1,3}[.)][ \t]+)?(?:\*\*)?(?:thought|step)?[ \t]*#?(\d{1,4})\b", re.I)
@@ -94,8 +94,8 @@ def read_mistake_steps(text: str) -> Verdict:
     empty = re.fullmatch(r"[\s*_.\[\]\"'`]*(?:none|n/a|none found|no mistakes?)[\s*_.\[\]\"'`]*|[\s*_.\"'`]*\[\s*\][\s*_.\"'`]*", said, re.I)
     return Verdict(False if empty else None, (), text)
 
-# %% ../nbs/lib/forms.ipynb #390a1412
-_binary_line = re.compile(r"^[\s>*_#\"'`•-]{0,12}(?:(?:final[ \t]+)?(?:decision|verdict|judg(?:e)?ment|answer)[*_ \t]{0,4}:[*_ \t\"'`]{0,6})?(?:(no[_ -]?mistakes?)|(mistakes?))(?:[*_\"'`.:,;!]{0,4}[ \t]*$|[*_]{0,3}[.:;–—-]{1,2}[ \t])", re.I | re.M)
+# %% ../nbs/lib/forms.ipynb #02f34029
+_binary_line = re.compile(r"^[ \t>*_#\"'`•-]{0,12}(?:(?:final[ \t]+)?(?:decision|verdict|judg(?:e)?ment|answer)[*_ \t]{0,4}:[*_ \t\"'`]{0,6})?(?:(no[_ -]?mistakes?)|(mistakes?))(?:[*_\"'`.:,;!]{0,4}[ \t]*$|[*_]{0,3}[.:;–—-]{1,2}[ \t])", re.I | re.M)
 
 # %% ../nbs/lib/forms.ipynb #5e9cd036
 def read_mistake_binary(text: str) -> Verdict:
