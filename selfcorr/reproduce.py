@@ -4,7 +4,7 @@
 __all__ = ['Step', 'plan', 'Reproduction', 'reproduce', 'report_on', 'report_again', 'record', 'record_verdict', 'figure',
            'table', 'attach']
 
-# %% ../nbs/lib/reproduce.ipynb #cb71f6b0
+# %% ../nbs/lib/reproduce.ipynb #eb5aee58
 import json
 import os
 import shutil
@@ -16,7 +16,8 @@ from typing import Any, Mapping, NamedTuple, Sequence
 from .calls import SelfcorrError, did_you_mean
 from .notebooks.engines import ENGINES, LOG, NOTEBOOK, Execution, Task
 from .notebooks.items import Item, Job, Places, all_items, broken_promises, choose, find_root, jobs_of, places, with_parameters
-from .notebooks.reasons import file_hash, fingerprint, read_state, state_path, why_run, write_atomically
+from .files import sha256_of, write_atomically
+from .notebooks.reasons import fingerprint, read_state, state_path, why_run
 from .notebooks.records import VALUES, attach, figure, read_records, record, record_verdict, table
 
 # %% ../nbs/lib/reproduce.ipynb #2c76780d
@@ -43,7 +44,7 @@ def _move(source: Path, target: Path) -> None:
         shutil.copyfile(source, draft)
         os.replace(draft, target)
 
-# %% ../nbs/lib/reproduce.ipynb #08a9116c
+# %% ../nbs/lib/reproduce.ipynb #7b421c82
 def _publish(job: Job, staging: Path, where: Places, print_of: Mapping, seconds: float) -> dict:
     "Move what a finished job made to its places and write its state"
     old = read_state(where, job.key) or {}
@@ -55,7 +56,7 @@ def _publish(job: Job, staging: Path, where: Places, print_of: Mapping, seconds:
             if not path.is_file(): continue
             place = target if path == source else f"{target}/{path.relative_to(source).as_posix()}"
             _move(path, _at(where, place))
-            if name != LOG: outputs[place] = file_hash(_at(where, place))
+            if name != LOG: outputs[place] = sha256_of(_at(where, place))
     for place in old.get("outputs", {}):
         if place not in outputs: _at(where, place).unlink(missing_ok=True)
     _failed(where, job).unlink(missing_ok=True)

@@ -170,7 +170,7 @@ def test_silent_damage_is_noticed(run, tmp_path):
 def test_a_lost_manifest_does_not_strand_the_raw_outputs(tmp_path):
     first = made(tmp_path/"r")
     before = rows(first.folder)
-    (first.folder/"run.json").unlink(); (first.folder/"run.json.123.partial").write_text("x")
+    (first.folder/"run.json").unlink(); (first.folder/".run.json.123.tmp").write_text("x")
     assert len(made(tmp_path/"r").outcomes()) == 8 and rows(first.folder) == before
 
 

@@ -4,7 +4,7 @@
 __all__ = ['STYLES', 'SPARE_STYLES', 'Point', 'published_points', 'method_styles', 'Drawing', 'precision_recall_figure',
            'save_drawing']
 
-# %% ../../nbs/lib/analysis/plots.ipynb #321fc0ba
+# %% ../../nbs/lib/analysis/plots.ipynb #1e385efd
 import io
 import math
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Sequence
 
 from .published import Verdict
-from .tables import write_atomically
+from ..files import write_atomically
 from .transitions import Ratio
 from ..calls import SelfcorrError
 

@@ -2,14 +2,13 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'MARKS', 'TABLE_2_COLUMNS', 'as_text', 'Table', 'to_csv', 'to_markdown', 'to_latex', 'to_html',
-           'write_atomically', 'write_table', 'verdict_table', 'published_rows', 'replicated_row', 'main_table']
+           'write_table', 'verdict_table', 'published_rows', 'replicated_row', 'main_table']
 
-# %% ../../nbs/lib/analysis/tables.ipynb #16e84fc4
+# %% ../../nbs/lib/analysis/tables.ipynb #29357738
 import csv
 import html
 import io
 import math
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, Mapping, Sequence
 from .published import VERDICTS, Verdict, verdict_counts
 from .stats import Interval
 from .transitions import Ratio, Transitions
+from ..files import write_atomically
 from ..calls import SelfcorrError, did_you_mean
 
 # %% ../../nbs/lib/analysis/tables.ipynb #3e0ee05b
@@ -102,21 +102,6 @@ def to_html(
 
 # %% ../../nbs/lib/analysis/tables.ipynb #593d785c
 FORMATS = {"csv": to_csv, "md": to_markdown, "tex": to_latex, "html": to_html}
-
-# %% ../../nbs/lib/analysis/tables.ipynb #4b31ba41
-def write_atomically(
-    path: str | Path,     # target; its folder is made if needed
-    content: str | bytes, # text is written as UTF-8 with `\n` line ends
-) -> Path:                # the target
-    "Write a file whole or not at all"
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(draft, path)
-    finally: draft.unlink(missing_ok=True)
-    return path
 
 # %% ../../nbs/lib/analysis/tables.ipynb #ba6191c3
 def write_table(

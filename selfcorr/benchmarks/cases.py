@@ -35,18 +35,18 @@ class Result(NamedTuple):
         expected = "no answer" if c.expect is None else json.dumps(c.expect, ensure_ascii=False)
         return f"{c.id} ({c.kind}): read {self.read}; expected {expected}" + (f"  [{' '.join(c.why.split())}]" if c.why else "")
 
-# %% ../../nbs/lib/benchmarks/cases.ipynb #1ec1f96d
+# %% ../../nbs/lib/benchmarks/cases.ipynb #bb762c95
 def _expectation_fault(kind: str, expect) -> str | None:
     "What is wrong with `expect`; None: nothing"
     if expect is None: return None
     if kind == "span":
-        if not isinstance(expect, Mapping) or not isinstance(expect.get("gold"), (str, list)) or not {"em", "f1"} <= set(expect): return "expect of a span must be null or an object with gold, em and f1"
+        if not isinstance(expect, Mapping) or not isinstance(expect.get("gold"), (str, list)) or not all(isinstance(g, str) for g in expect["gold"]) or not {"em", "f1"} <= set(expect): return "expect of a span must be null or an object with gold, em and f1"
         if not all(isinstance(expect[k], (int, float)) for k in ("em", "f1")): return "em and f1 must be numbers"
     elif kind in ("number", "integer"):
         if isinstance(expect, bool) or not isinstance(expect, (int, float, str)) or number_value(str(expect)) is None: return f"expect of a {kind} must be a number or null"
     elif not isinstance(expect, str): return f"expect of kind {kind} must be text or null"
 
-# %% ../../nbs/lib/benchmarks/cases.ipynb #afe2faf3
+# %% ../../nbs/lib/benchmarks/cases.ipynb #0c3d9d7c
 def case_from(
     fields: Any,  # one line of the file, parsed
     name: str,    # the case's name where it has none
@@ -58,11 +58,11 @@ def case_from(
     kind, text, options = fields["kind"], fields["text"], fields.get("options") or LETTERS
     if kind not in KINDS: raise SelfcorrError(did_you_mean("kind", str(kind), KINDS))
     if not isinstance(text, str): raise SelfcorrError("text must be a string")
-    if not all(isinstance(o, str) and len(o) == 1 for o in options): raise SelfcorrError("options must be single letters")
+    if not isinstance(options, (list, tuple, str)) or not all(isinstance(o, str) and len(o) == 1 for o in options): raise SelfcorrError("options must be single letters")
     if fault := _expectation_fault(kind, fields["expect"]): raise SelfcorrError(fault)
     return Case(str(fields.get("id", name)), kind, text, fields["expect"], str(fields.get("why") or ""), tuple(options))
 
-# %% ../../nbs/lib/benchmarks/cases.ipynb #d1cd4631
+# %% ../../nbs/lib/benchmarks/cases.ipynb #168044ff
 def read_cases(
     path: str | Path, # a file of JSON lines
 ) -> list[Case]:      # in order, empty lines skipped
@@ -74,7 +74,7 @@ def read_cases(
     for number, line in enumerate(lines, 1):
         if not line.strip(): continue
         try: cases.append(case_from(json.loads(line), f"line {number}"))
-        except ValueError as e: raise SelfcorrError(f"{path} line {number}: not JSON ({e}); write one case a line") from None
+        except (ValueError, RecursionError) as e: raise SelfcorrError(f"{path} line {number}: not JSON ({e}); write one case a line") from None
         except SelfcorrError as e: raise SelfcorrError(f"{path} line {number}: {e}") from None
     if not cases: raise SelfcorrError(f"{path} holds no cases; write one a line, such as {_example_line}")
     return cases

@@ -144,7 +144,7 @@ def show_outcomes(
     unfinished = outcomes.attrs.get("unfinished") or []
     if unfinished: print(f"{many(len(unfinished), 'example')} not finished yet: {unfinished[0]}" + (" …" if unfinished[1:] else ""))
 
-# %% ../../nbs/lib/commands/running.ipynb #e5c4373c
+# %% ../../nbs/lib/commands/running.ipynb #59252fa8
 def replay(options: Namespace) -> None:
     "`selfcorr replay`"
     made = find_run(options.run)
@@ -152,6 +152,6 @@ def replay(options: Namespace) -> None:
     print(f"replayed {many(len(outcomes), 'example')} of {made.name} from {many(int(outcomes['calls'].sum()), 'kept call')}; nothing was asked")
     show_outcomes(outcomes, made)
     if options.csv:
-        from selfcorr.analysis.tables import write_atomically
+        from selfcorr.files import write_atomically
         write_atomically(options.csv, outcomes.to_csv(index=False))
         print(f"outcome table: {options.csv}")
