@@ -197,11 +197,13 @@ def _terminated_like_interrupted():
     try: yield
     finally: signal.signal(signal.SIGTERM, before)
 
-# %% ../nbs/lib/cli.ipynb #05c28e6f
+# %% ../nbs/lib/cli.ipynb #8fec9643
 def main(
     argv: Sequence[str] | None = None, # words after `selfcorr`; None: those of this process
 ) -> int:                              # exit code
     "The command `selfcorr`"
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None: setattr(sys, name, open(os.devnull, "w"))  # closed by the shell
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"): stream.reconfigure(errors="replace")
     parser = build_parser()

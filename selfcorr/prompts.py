@@ -2,7 +2,7 @@
 
 # %% auto #0
 __all__ = ['STAGES', 'STAGE_FORMS', 'ALIASES', 'PACKS', 'split_template', 'Template', 'read_template', 'Pack', 'Prompts',
-           'get_pack', 'restore_lines', 'split_stuck_words', 'import_disc']
+           'get_pack', 'find_figures', 'restore_lines', 'split_stuck_words', 'import_disc']
 
 # %% ../nbs/lib/prompts.ipynb #b677b512
 import re
@@ -160,11 +160,27 @@ def get_pack(
     if "/" in name or Path(name).is_dir(): return Pack(Path(name))
     raise SelfcorrError(did_you_mean("prompt pack", name, shipped) + "; or give the folder of a pack of your own")
 
-# %% ../nbs/lib/prompts.ipynb #80d3d9b3
-_figure = re.compile(r"^(You are [^\n]*(?:\n(?!Figure \d)[^\n]*)*?)\n+Figure ([2-5]):", re.M)
+# %% ../nbs/lib/prompts.ipynb #48dd8d38
+_caption = re.compile(r"[\s*_#]{0,6}Figure ([2-5])[:.]")
 _figures = {"2": ("plan", "questions"), "3": ("evidence", "evidence"), "4": ("judge", "mistake_steps"), "5": ("correct", "trace")}
 
-# %% ../nbs/lib/prompts.ipynb #b52918f4
+# %% ../nbs/lib/prompts.ipynb #cf10f1eb
+def find_figures(
+    paper: str, # the paper's text
+) -> tuple[dict[str, str], str]: # template text by figure number; the rest of the paper
+    "The templates above the captions of Figures 2 to 5"
+    lines = paper.splitlines()
+    found, taken = {}, set()
+    for i, line in enumerate(lines):
+        m = _caption.match(line)
+        if not m or m[1] in found: continue
+        start = next((j for j in range(i - 1, max(-1, i - 120), -1) if lines[j].lstrip("`> ").startswith("You are ")), None)
+        if start is None: continue
+        found[m[1]] = "\n".join(l for l in lines[start:i] if not l.startswith("```")).strip()
+        taken.update(range(start, i))
+    return found, "\n".join(l for i, l in enumerate(lines) if i not in taken)
+
+# %% ../nbs/lib/prompts.ipynb #8ed1ffd5
 def restore_lines(
     text: str, # a template whose line breaks were lost
 ) -> str:      # the same words with breaks at list items, labels and sentence starts
@@ -173,6 +189,7 @@ def restore_lines(
     t = re.sub(r"(?<=[a-z.:)}\"])(?=- [A-Z\"{])", "\n", t)                                # - Specific
     t = re.sub(r"(?<=[a-z0-9.:)}])(?=[A-Z][A-Za-z&]*(?: [\w&-]+){0,4}:)", "\n", t)      # Given:
     t = re.sub(r"(?<=[a-z.:)}])(?=[A-Z][a-z]+ )", "\n", t)                                # …wrongProvide a
+    t = re.sub(r"(?<=[\]\"])(?=[A-Z][a-z]+:(?:\n|$))", "\n", t)                           # …numbers]"Examples:
     return re.sub(r"(?<=[,)])(?=[a-z])", "\n", t)                                         # …results,correct
 
 # %% ../nbs/lib/prompts.ipynb #4e1b6592
@@ -188,7 +205,7 @@ def split_stuck_words(
         return f"{word[:cuts[0]]}\n{word[cuts[0]:]}" if len(cuts) == 1 else word
     return re.sub(r"(?<![\w{])[A-Za-z]{4,40}(?![\w}])", apart, text)
 
-# %% ../nbs/lib/prompts.ipynb #c29ad558
+# %% ../nbs/lib/prompts.ipynb #02d7a794
 def import_disc(
     paper: Path,   # the paper's text, plain or Markdown
     to: Path,      # folder of the new pack; it must not exist yet
@@ -198,16 +215,19 @@ def import_disc(
     if not paper.is_file(): raise SelfcorrError(f"no file {paper}: give the text of the DISC paper")
     if to.exists(): raise SelfcorrError(f"{to} exists already: choose another folder for the pack")
     whole = paper.read_text("utf-8", "replace")
-    found = {m[2]: m[1].strip() for m in _figure.finditer(whole)}
+    found, rest = find_figures(whole)
     if missing := sorted(_figures.keys() - found.keys()):
         raise SelfcorrError(f"{paper.name} does not hold the template above the caption of Figure {missing[0]}: is it the DISC paper's text, appendix included?")
     restored = any("\n" not in t for t in found.values())
-    around = set(re.findall(r"[a-z]+", _figure.sub(" ", whole).lower()))
-    to.joinpath("disc/bbm").mkdir(parents=True)
+    around = set(re.findall(r"[a-z]+", rest.lower()))
+    texts = {}
     for figure, (stage, form) in _figures.items():
         text = split_stuck_words(restore_lines(found[figure]), around) if "\n" not in found[figure] else found[figure]
         head = f"form: {form}\n" + ("questions: 3-5\n" if stage == "plan" else "")
-        (to/f"disc/bbm/{stage}.txt").write_text(f"{head}---\n{text}\n", "utf-8")
+        texts[stage] = f"{head}---\n{text}\n"
+        read_template(texts[stage], f"disc/bbm/{stage}")    # a fault is an error before anything is written
+    to.joinpath("disc/bbm").mkdir(parents=True)
+    for stage, text in texts.items(): (to/f"disc/bbm/{stage}.txt").write_text(text, "utf-8")
     (to/"pack.toml").write_text('name = "disc-paper"\ntitle = "Figures 2 to 5 of the DISC paper, imported from a copy of its text"\n'
         f'source_sha256 = "{sha256(paper.read_bytes()).hexdigest()}"\nline_breaks_restored = {str(restored).lower()}\n', "utf-8")
     return Pack(to)
