@@ -72,14 +72,14 @@ def cast(
         parts[role] = Part(model.name, sampling_for(model, experiment.sampling, role))
     return parts, backends
 
-# %% ../nbs/lib/experiments.ipynb #f014bd1d
+# %% ../nbs/lib/experiments.ipynb #2373d587
 def experiment_id(
     experiment: Experiment,          # what is to be run
     parts: Mapping[str, Part],       # who plays which role
     params: Mapping[str, Any],       # all method parameters
-    pack_hash: str,                  # the prompts' hash
+    prompts_hash: str,               # hash of the method's own prompts: another method's new template changes nothing here
 ) -> str:                            # 8 hex digits
     "A hash of what makes an experiment this one"
     what = [experiment.method, params, experiment.benchmark, experiment.task, experiment.seed,
-            {r: [p.model, p.params] for r, p in parts.items()}, pack_hash]
+            {r: [p.model, p.params] for r, p in parts.items()}, prompts_hash]
     return sha256(orjson.dumps(what, option=orjson.OPT_SORT_KEYS)).hexdigest()[:8]

@@ -15,7 +15,7 @@ from .models.prices import cost_of
 # %% ../nbs/lib/outcomes.ipynb #51e8c675
 READINGS = ("right", "wrong", "unread", "refused", "truncated", "errored")
 
-# %% ../nbs/lib/outcomes.ipynb #be8255b3
+# %% ../nbs/lib/outcomes.ipynb #30a162ae
 def read_answer(
     benchmark: Benchmark,    # reads and scores
     example: Example,        # the example
@@ -25,9 +25,9 @@ def read_answer(
     "An answer's text as answer and reading"
     answer = benchmark.read(example.problem, text).answer if text else None
     if answer is not None: return answer, "right" if benchmark.right(example, answer) else "wrong"
-    return None, {"length": "truncated", "refusal": "refused", "filter": "refused"}.get(finish, "unread")
+    return None, {"length": "truncated", "refusal": "refused", "filter": "refused", "error": "errored"}.get(finish, "unread")
 
-# %% ../nbs/lib/outcomes.ipynb #c29770a8
+# %% ../nbs/lib/outcomes.ipynb #02501a1d
 def outcome(
     benchmark: Benchmark,    # reads and scores
     example: Example,        # the example
@@ -38,12 +38,12 @@ def outcome(
     "The outcome of one example"
     t, calls = episode.trajectory, episode.calls
     written = [(a, r) for a, r in calls if a.role == "generator" or (a.role == "corrector" and r.ok and r.text.strip())]
-    given = example.problem.initial is not None
-    first = t.initial if t else example.problem.initial
-    if given:
+    drafts = [r for a, r in calls if a.role == "generator"]
+    first = t.initial if t else drafts[0].text.strip() if drafts else example.problem.initial
+    if first is not None and first == example.problem.initial: # the given trace, whose answer the benchmark states
         before = example.given
         initial_reading = "unread" if before is None else "right" if benchmark.right(example, before) else "wrong"
-    else: before, initial_reading = read_answer(benchmark, example, first or "", next((r.finish for a, r in written if a.role == "generator"), "error"))
+    else: before, initial_reading = read_answer(benchmark, example, first or "", drafts[0].finish if drafts else "error")
     if t is None: after, final_reading = None, "errored"
     elif t.final == t.initial: after, final_reading = before, initial_reading
     else: after, final_reading = read_answer(benchmark, example, t.final, written[-1][1].finish)

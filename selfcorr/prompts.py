@@ -134,12 +134,17 @@ class Pack:
 
     def __repr__(self): return f"Pack({self.name}, {len(self.templates)} templates, {self.hash[:8]})"
 
-# %% ../nbs/lib/prompts.ipynb #b28fb80a
+# %% ../nbs/lib/prompts.ipynb #4847e105
 @dataclass(frozen=True)
 class Prompts:
     "The templates that one method uses on one family of benchmarks, as attributes by stage"
     place: str
     by_stage: Mapping[str, Template]
+
+    @property
+    def hash(self) -> str:
+        "32 hex digits over these templates alone: the words of a run of this method on this family"
+        return sha256(repr(sorted((t.stage, t.form, t.pieces, t.low, t.high) for t in self.by_stage.values())).encode()).hexdigest()[:32]
 
     def __getattr__(self, stage: str) -> Template:
         if stage.startswith("__"): raise AttributeError(stage)

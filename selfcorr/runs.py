@@ -69,7 +69,7 @@ def _check_shape(run: "Run") -> None:
     for name in ("finished", "asked_for"):
         if "outputs" in m or "finished" in m: must(name, m.get(name), int)
 
-# %% ../nbs/lib/runs.ipynb #90b3da22
+# %% ../nbs/lib/runs.ipynb #c273486c
 class Run:
     "A run's folder: its manifest, its raw outputs, and what follows from them"
     def __init__(self,
@@ -103,7 +103,9 @@ class Run:
         "The run's examples in the benchmark's order; a kept run that was not finished holds only those that were"
         examples = self.benchmark.load(self.experiment.task, limit=self.limit if limit is None else limit, seed=self.experiment.seed)
         only = self.manifest.get("only")
-        return examples if only is None else [e for e in examples if e.id in set(only)]
+        if only is None: return examples
+        kept = set(only)
+        return [e for e in examples if e.id in kept]
 
     def outputs(self, create: bool = False) -> Store | KeptOutputs:
         "The raw outputs, kept or going on"
@@ -170,7 +172,7 @@ class Run:
 
     def __repr__(self): return f"Run({self.name})"
 
-# %% ../nbs/lib/runs.ipynb #1dc7441f
+# %% ../nbs/lib/runs.ipynb #6195a5bd
 def open_run(
     experiment: Experiment,            # what is to be run
     *,
@@ -188,7 +190,7 @@ def open_run(
     pack = get_pack(experiment.pack)
     prompts = pack.prompts(spec.pack_method, benchmark.family)
     parts, backends = cast(experiment, spec, examples, models)
-    identity = experiment_id(experiment, parts, params, pack.hash)
+    identity = experiment_id(experiment, parts, params, prompts.hash)
     label = "+".join(dict.fromkeys(p.model.split("(")[0] for p in parts.values())) or "no-model"
     safe = "".join(c if c.isalnum() or c in "-_.+" else "-" for c in f"{experiment.method}-{experiment.benchmark}" + (f"-{experiment.task}" if experiment.task else "") + f"-{label}")
     folder = Path(to) if to else Path(root)/f"{safe[:90]}-{identity}"
@@ -212,7 +214,7 @@ def open_run(
         parts={r: dict(model=p.model, params=p.params) for r, p in parts.items()},
         models={n: m.describe() for n, m in backends.items()},
         benchmark=benchmark.provenance(experiment.task, seed=experiment.seed),
-        pack=dict(name=pack.name, hash=pack.hash, about=pack.about), packages=package_versions())
+        pack=dict(name=pack.name, hash=pack.hash, prompts_hash=prompts.hash, about=pack.about), packages=package_versions())
     write_json(folder/"run.json", manifest)
     return Run(folder), examples, backends
 
